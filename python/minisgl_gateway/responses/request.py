@@ -103,9 +103,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: NameChoice | None = None
     parallel_tool_calls: bool | None = None
-    truncation: Annotated[str | None, only("disabled", why="shorten the input in the client")] = (
-        None
-    )
+    truncation: Literal["auto", "disabled"] | None = None
     background: Annotated[bool | None, only(False, why="wait for the answer or stream it")] = None
     background_options: Annotated[dict[str, Any] | None, only(why="there is none")] = None
     conversation: Annotated[Any, only(why="use previous_response_id")] = None
@@ -162,6 +160,8 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
         left_out = [each for i, item in enumerate(items) for each in item.left_out(f"input[{i}]")]
         if self.text and self.text.verbosity not in (None, "medium"):
             left_out.append(Omission("text.verbosity", "text.verbosity"))
+        if self.truncation == "auto":  # an input that does not fit is refused
+            left_out.append(Omission("truncation", "truncation"))
         return [*self.offered.left_out, *left_out]
 
     @property
@@ -173,12 +173,11 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
 
         earlier: the messages of earlier turns.
         """
+        reasoning, options = self.reasoning or Reasoning(), self.text or TextOptions()
+        reasoning.refuse_unsupported("reasoning.")
         if self.stream_options is not None:
             self.stream_options.refuse_unsupported("stream_options.")
-        if self.reasoning is not None:
-            self.reasoning.refuse_unsupported("reasoning.")
         first = [Message(role="system", content=self.instructions)] if self.instructions else []
-        options = self.text or TextOptions()
         chat = ChatRequest(
             model=self.model,
             messages=joined([*first, *earlier, *self.messages], ("assistant",)),
@@ -188,7 +187,7 @@ class ResponsesRequest(Json, frozen=True, kw_only=True):
             logprobs=self.has_logprobs or None,
             top_logprobs=self.top_logprobs,
             response_format=options.format.response_format if options.format else None,
-            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            reasoning_effort=reasoning.effort,
             tools=self.offered.functions,
             tool_choice=chat_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,

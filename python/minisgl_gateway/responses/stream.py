@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -77,6 +78,11 @@ class ResponseForm(Form):
     ) -> ResponseObject:
         if len(logprobs) == end.usage.completion_tokens:  # of all tokens, reasoning comes first
             logprobs = logprobs[end.num_reasoning :]
+        if any(kind == "call" for kind, _ in parts):  # their tokens follow the text's
+            text = "".join(text for kind, text in parts if kind == "content").encode()
+            size = b"".join(bytes(each.bytes) for each in logprobs).find(text) + len(text)
+            ends = accumulate(len(each.bytes) for each in logprobs)
+            logprobs = logprobs[: sum(end < size for end in ends) + bool(text)]
         self.text(parts, logprobs)
         return self._ended(end)[0]
 
@@ -115,7 +121,7 @@ class ResponseForm(Form):
         the message does whose text has just ended, or that of an answer without text."""
         events = []
         is_of_text = not self._items or isinstance(self._items[-1], OutputMessage)
-        for kind, text in parts or ([_NO_TEXT] if logprobs and is_of_text else []):
+        for kind, text in parts or ([("content", "")] if logprobs and is_of_text else []):
             item = self._items[-1] if self._is_open else None
             if kind == "call" or not isinstance(item, _ITEMS[kind]):
                 events.append(self._begin(kind, text))
@@ -176,18 +182,16 @@ class ResponseForm(Form):
         elif isinstance(item, CustomCall):
             text = custom_input(text)
             item = msgspec.structs.replace(item, input=text, status=status)
-            events = self._of_item(CustomInputDelta, delta=text) + self._of_item(
-                CustomInputDone, input=text
-            )
+            events = self._of_item(CustomInputDelta, delta=text)
+            events += self._of_item(CustomInputDone, input=text)
         elif isinstance(item, ReasoningItem):
             part = ReasoningText(text=text)
-            item = msgspec.structs.replace(item, content=[part], status=status)
             events = self._of_item(ReasoningDone, text=text)
         else:
             part = OutputText(text=text, logprobs=self._logprobs)
-            item = msgspec.structs.replace(item, content=[part], status=status)
             events = self._of_item(OutputTextDone, text=text, logprobs=self._logprobs)
         if part:
+            item = msgspec.structs.replace(item, content=[part], status=status)
             events += self._of_item(PartDone, part=part)
         self._items[-1] = item
         self._is_open = False
@@ -204,7 +208,6 @@ class ResponseForm(Form):
         return named_event(str(kind.__struct_config__.tag), numbered)
 
 
-_NO_TEXT: Final[Part] = ("content", "")
 _ITEMS: Final[dict[Kind, tuple[type[OutputItem], ...]]] = {
     "content": (OutputMessage,),
     "reasoning": (ReasoningItem,),

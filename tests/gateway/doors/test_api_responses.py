@@ -16,9 +16,10 @@ import pytest
 from helpers.api_requests import CUSTOM_TOOL, RESPONSES, TOOL, messages_of
 from helpers.scripted_server import MODEL, ScriptedServer
 from minisgl.core import Accepted, Finished
+from minisgl.core.answer import Part
 from minisgl.message import ChatPrompt, TokenizeMsg
 from minisgl.message.frontend import UserReply
-from minisgl.server.api.answers import TokenLogprob, Usage
+from minisgl.server.api.answers import CompletionTokensDetails, TokenLogprob, Usage
 from minisgl_gateway.chat import End
 from minisgl_gateway.responses.answer import OutputMessage, ResponseObject
 from minisgl_gateway.responses.request import ResponsesRequest
@@ -134,6 +135,26 @@ def test_each_text_has_its_own_log_probabilities() -> None:
     assert [(each.text, each.logprobs) for each in texts] == [("a", [first]), ("bc", [second])]
 
 
+def test_log_probabilities_of_calls_are_left_out_of_a_whole_answer() -> None:
+    model: Any = SimpleNamespace(name=MODEL, given_or_default=lambda *_: 1.0)
+    begun = ResponseObject.begun(model, ResponsesRequest(input="a"))
+    texts = ["<think>", "\n", "I", " look.", "<call>", "f", "</call>"]
+    tokens = [
+        TokenLogprob(token=text, bytes=list(text.encode()), logprob=-1.0, top_logprobs=[])
+        for text in texts
+    ]
+    details = CompletionTokensDetails(reasoning_tokens=1)
+    usage = Usage(
+        prompt_tokens=1, completion_tokens=7, total_tokens=8, completion_tokens_details=details
+    )
+    end = End(is_cut=False, stop=None, usage=usage, timings=msgspec.UNSET)
+    call: list[Part] = [("call", "f"), ("arguments", "{}")]
+    form = ResponseForm(begun, lambda _: None, offered_tools(()))
+    message, _ = form.whole([("content", "I "), ("content", "look."), *call], tokens, end).output
+    assert isinstance(message, OutputMessage)
+    assert message.content[0].logprobs == tokens[1:4]
+
+
 def test_input_items_become_messages_of_a_chat(
     client: openai.OpenAI, server: ScriptedServer
 ) -> None:
@@ -181,7 +202,7 @@ def test_input_items_become_messages_of_a_chat(
     [
         ({"temperature": 3.0}, "temperature"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "none"}, "truncation"),
         ({"tools": [{"type": "file_search"}]}, "function, custom or namespace, got 'file_s"),
         ({"tools": [CUSTOM_TOOL | {"format": {"type": "yaml"}}]}, r"tools\[0\].format"),
         ({"tools": [TOOL | {"allowed_callers": ["code"]}]}, r"allowed_callers must be"),

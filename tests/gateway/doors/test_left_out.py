@@ -58,6 +58,7 @@ def test_codex_with_a_model_that_it_knows(client: openai.OpenAI, server: Scripte
         "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
         "reasoning": {"effort": "medium", "summary": "auto"},
         "text": {"verbosity": "low"},
+        "truncation": "auto",
         "service_tier": "priority",
         "prompt_cache_retention": "24h",
         "max_tool_calls": 9,
@@ -67,7 +68,7 @@ def test_codex_with_a_model_that_it_knows(client: openai.OpenAI, server: Scripte
     assert raw.headers[WARNING] == (
         "left out: tools[1] (tool_search), tools[2] (web_search), input[0] (encrypted reasoning), "
         "input[1] (web_search_call), input[3].output[1] (input_image), text.verbosity, "
-        "reasoning.effort"
+        "truncation, reasoning.effort"
     )
     prompt = prompt_of(server)
     assert [tool["function"]["name"] for tool in prompt.tools] == ["f"]
