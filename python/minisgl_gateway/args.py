@@ -52,6 +52,11 @@ _ADDRESS: Final = text(
 )
 
 
+_FILE: Final = text(
+    "a file in a folder that exists", lambda file: Path(file).absolute().parent.is_dir()
+)
+
+
 def _is_collector(url: str) -> bool:
     try:
         parts = urlsplit(url)
@@ -151,7 +156,7 @@ class GatewayArgs(ServerArgs):
     )
     log_steps: str | None = option(
         None,
-        text("a file's name"),
+        _FILE,
         "running",
         "write a JSON line per step of the engine to FILE, which is emptied first: times of each "
         "part, rows, tokens",
@@ -159,7 +164,7 @@ class GatewayArgs(ServerArgs):
     )
     record: str | None = option(
         None,
-        text("a file's name"),
+        _FILE,
         "running",
         "keep a record of arrivals, steps and ends in FILE, which is emptied first, and FILE.1, at "
         "most 32 MiB each, with no text: the page's X-ray opens it, and minisgl replay FILE sends "

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta
 
 from minisgl.core import Accepted, Failed, Finished, SamplingParams
 from minisgl.errors import ConfigError
@@ -53,18 +52,18 @@ BYTES_PER_TOKEN: Final = 4
 USUAL_OUTPUT: Final = 256
 """The expected tokens of an answer without max_tokens."""
 
-PerMinute = Annotated[int, Meta(ge=1, le=10**12)]
+PerMinute = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the key file."""
 
-    key: Annotated[str, Meta(min_length=1, max_length=1024)]
+    key: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
     requests_per_minute: PerMinute | None = None
     tokens_per_minute: PerMinute | None = None
-    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    weight: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
     admin: bool = False
-    group: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None = None
+    group: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)] | None = None
     share_cache: bool = False
 
     def sharers(self, name: str) -> tuple[str, str]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
 from minisgl.errors import InvalidRequest
 from minisgl.server.api.left_out import Omission
@@ -52,7 +51,7 @@ class AllowedNames(Json, tag_field="type", tag="allowed_tools", frozen=True, kw_
     """The tools of the request that the model may call."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionName | CustomName], Meta(min_length=1)]
+    tools: Annotated[list[FunctionName | CustomName], msgspec.Meta(min_length=1)]
 
 
 NameChoice = Literal["none", "auto", "required"] | FunctionName | CustomName | AllowedNames

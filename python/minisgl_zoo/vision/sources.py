@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import http.client
 import ipaddress
 import math
@@ -17,7 +16,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -142,7 +141,7 @@ def _get(url: str, end: float) -> bytes | str:
     links = [socket.create_connection((address, port), timeout=_left(end))]
 
     def stop() -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             socket.socket.shutdown(links[-1], socket.SHUT_RDWR)
 
     # A timeout of the socket is for one packet. This ends the whole, however slowly it drips.

@@ -76,6 +76,8 @@ def test_defaults_and_every_flag() -> None:
         ("--dry-run --shell", "serves nothing"),
         ("--ssl-keyfile k", "needs --ssl-certfile"),
         ("--shell --api-key k", "takes no keys"),
+        ("--record no/such/f", "--record: must be a file in a folder that exists, got 'no/such/f'"),
+        ("--log-steps no/such/f", "--log-steps: must be a file in a folder that exists"),
         ("--mod x", "unrecognized arguments: --mod"),
         ("--max-seqlen 5", "unrecognized arguments: --max-seqlen; did you mean --max-seq-len?"),
         ("--tensor-parallel-size 2", "--tensor-parallel-size; that is --tp here\n"),
