@@ -68,6 +68,28 @@ def test_requests_that_are_sent_ahead_of_their_answers(http: httpx.Client) -> No
     assert http.get("/health").status_code == 200
 
 
+def test_requests_behind_answers_that_are_computed(http: httpx.Client) -> None:
+    """Each is answered, in order: behind a whole answer, a refusal and a stream."""
+    asked = [
+        (CHAT, hello()),
+        (CHAT, {"messages": 1}),
+        (CHAT, hello(stream=True)),
+        (GENERATE, {"text": "a"}),
+    ]
+    sent = b""
+    for number, (path, body) in enumerate(asked):
+        data, is_last = json.dumps(body).encode(), number == len(asked) - 1
+        sent += f"POST {path} HTTP/1.1\r\nhost: localhost\r\n".encode()
+        sent += b"content-type: application/json\r\n" + b"connection: close\r\n" * is_last
+        sent += b"content-length: %d\r\n\r\n%b" % (len(data), data)
+    answers = exchange(http, sent).split(b"HTTP/1.1 ")[1:]
+    assert [answer[:3] for answer in answers] == [b"200", b"400", b"200", b"200"]
+    for answer, has in zip(
+        answers, (b"chat.completion", b"messages", b"[DONE]", b"stop_match"), strict=True
+    ):
+        assert has in answer
+
+
 @pytest.mark.parametrize(
     "sent",
     [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
