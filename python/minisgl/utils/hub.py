@@ -97,12 +97,15 @@ def _transport_errors() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def hub_errors(model: str) -> Iterator[str]:
+def hub_errors(model: str, offline: str | None = None) -> Iterator[str]:
     """Yield `why_offline()`, and turn an error of huggingface_hub into a ConfigError that says what
-    to do. The library tells of each request that it sends again; here it is told once."""
+    to do. The library tells of each request that it sends again; here it is told once.
+
+    offline: what an earlier call has yielded; None asks, for up to `_REACH_S`.
+    """
     from huggingface_hub import constants, errors
 
-    library, told, offline = logging.getLogger("huggingface_hub.utils._http"), list[str](), ""
+    library, told = logging.getLogger("huggingface_hub.utils._http"), list[str]()
 
     def tell_first(record: logging.LogRecord) -> bool:
         told.append(record.getMessage())
@@ -113,7 +116,7 @@ def hub_errors(model: str) -> Iterator[str]:
     library.addFilter(tell_first)
     log_in = "log in with `hf auth login` or set HF_TOKEN"
     try:
-        offline = why_offline()
+        offline = why_offline() if offline is None else offline
         yield offline
     except ImportError as error:  # the client needs another package for SOCKS
         raise unusable_proxy(error) from error

@@ -57,7 +57,7 @@ def download_gguf(repo: str, choice: str) -> Path | None:
         cached = f"\nThis is what the local cache has; {offline}" if offline else ""
         raise ConfigError(f"{error}{cached}") from None
     logger.info("%s: taking %s", repo, " and ".join(names))
-    with hub_errors(repo):
+    with hub_errors(repo, offline):
         paths = [
             Path(hf_hub_download(repo, name, local_files_only=bool(offline))) for name in names
         ]
