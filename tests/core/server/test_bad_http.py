@@ -59,6 +59,12 @@ def test_endless_headers_are_refused(http: httpx.Client, length: int, ends: bool
     assert http.get("/health").status_code == 200
 
 
+def test_a_long_path_that_comes_in_one_read_is_refused_by_its_length(http: httpx.Client) -> None:
+    answer = exchange(http, b"GET /v1/models?" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"headers_too_large" in answer
+
+
 def test_requests_that_are_sent_ahead_of_their_answers(http: httpx.Client) -> None:
     one = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
     few = (one + b"\r\n") * 16 + one + b"connection: close\r\n\r\n"

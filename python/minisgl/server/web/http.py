@@ -171,7 +171,8 @@ class _Protocol(HttpToolsProtocol):
             self._head_timer = None
         self.app = self._served
         if len(self.url) + sum(len(n) + len(v) + 4 for n, v in self.headers) > MAX_HEAD_BYTES:
-            self.app = partial(_refuse, _too_large())  # it came in one read
+            # It came in one read. The parser of URLs takes none as long as that.
+            self.app, self.url = partial(_refuse, _too_large()), self.url[:1024]
         elif self._connections.is_over and self.url.partition(b"?")[0] not in PROBES:
             self.app = partial(_refuse, _too_many())
         if self.parser.get_http_version() != "1.1":
