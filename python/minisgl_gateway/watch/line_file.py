@@ -22,7 +22,8 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class LineFile:
-    """Mutable: it owns the file. A disk that is full ends the file with a warning, not the engine.
+    """Mutable: it owns the file. Only this user may read a file that it makes. A disk that is full
+    ends the file with a warning, not the engine.
 
     most_bytes: at this size the file is renamed to FILE.1 and begins again; None for no limit.
     """
@@ -31,14 +32,17 @@ class LineFile:
         """Raises ConfigError, which names the option, if the file cannot be written."""
         self._option, self._path, self._most_bytes = option, path, most_bytes
         self._older = Path(f"{path}.1")
-        self._num_bytes = 0
         self._has_ended = False
         try:
             if most_bytes is not None:
                 self._older.unlink(missing_ok=True)
-            self._file = path.open("wb")
+            self._begin()
         except OSError as error:
             raise ConfigError(f"{option} {path}: {error.strerror or error}") from error
+
+    def _begin(self) -> None:
+        self._path.touch(0o600)
+        self._file, self._num_bytes = self._path.open("wb"), 0
 
     def write(self, record: Any) -> None:
         self.write_line(_encode(record))
@@ -46,14 +50,12 @@ class LineFile:
     def write_line(self, json: bytes) -> None:
         if self._has_ended:
             return
-        self._num_bytes += len(json) + 1
         try:
-            if self._most_bytes is not None and self._num_bytes > self._most_bytes:
+            if self._most_bytes is not None and self._num_bytes + len(json) >= self._most_bytes:
                 self._file.close()
                 os.replace(self._path, self._older)
-                self._file = self._path.open("wb")
-                self._num_bytes = len(json) + 1
-            self._file.write(json + b"\n")
+                self._begin()
+            self._num_bytes += self._file.write(json + b"\n")
         except OSError as error:
             self._end(error)
 

@@ -139,6 +139,7 @@ def test_a_recording_keeps_the_newest_part(tmp_path: Path, monkeypatch: pytest.M
     record(path, [[*PREFIX, uid] for uid in range(60)])
     older = tmp_path / "flight.1"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["flight", "flight.1"]
+    assert {file.stat().st_mode & 0o777 for file in (path, older)} == {0o600}, "others may not read"
     assert path.stat().st_size <= 9000
     assert older.stat().st_size <= 9000
     # The digests are random numbers, so the line at which a new file begins differs by run.
