@@ -29,13 +29,18 @@ class RouterMetrics:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.num_retries = 0
-        self._num_probes = {True: 0, False: 0}
+        self._probes = {"true": 0, "false": 0}
+        self._errors: dict[str, int] = {}
         self._probe_s = 0.0
 
     def probed(self, seconds: float, *, found: bool) -> None:
         """Count a request for a prompt's hashes. found: whether the hashes came."""
-        self._num_probes[found] += 1
+        self._probes[str(found).lower()] += 1
         self._probe_s += seconds
+
+    def refused(self, code: str) -> None:
+        """Count an error with which the router itself answers."""
+        self._errors[code] = self._errors.get(code, 0) + 1
 
     async def page(self, headers: Headers) -> Response:
         """Return the page. headers: of the request; the replicas check the client's key.
@@ -76,11 +81,9 @@ class RouterMetrics:
                 ends.add_metric([replica.name, result], count)
         yield from (is_up, open_, ends)
         yield counter_by(
-            "minisgl_router_prompts",
-            "Prompts whose hashes were asked for",
-            "found",
-            {str(found).lower(): count for found, count in self._num_probes.items()},
+            "minisgl_router_prompts", "Prompts whose hashes were asked for", "found", self._probes
         )
+        yield counter_by("minisgl_router_errors", "The router's own errors", "code", self._errors)
         yield CounterMetricFamily("minisgl_router_prompt_seconds", "Time for that", self._probe_s)
         yield CounterMetricFamily(
             "minisgl_router_retries", "Requests that went to another replica", self.num_retries

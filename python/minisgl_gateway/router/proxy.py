@@ -28,7 +28,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from minisgl.errors import EngineError, MinisglError
+from minisgl.errors import EngineError, RequestError
 from minisgl.server.errors import Draining, refusal
 from minisgl.server.web.body import Bodies, read_bytes, response
 from minisgl.server.web.errors import client_left, error_response
@@ -86,7 +86,7 @@ class RouterApp:
 
     def behind(self, door: Door) -> ASGIApp:
         """Return this application behind `door`."""
-        return behind(door, self, lambda: self._fleet.needs_key, lambda code: None)
+        return behind(door, self, lambda: self._fleet.needs_key, self.metrics.refused)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -105,7 +105,8 @@ class RouterApp:
                 return
             body = await self._body(Request(scope, receive))
             await while_connected(self._pass_on(scope, body, send), receive)
-        except MinisglError as error:
+        except (EngineError, RequestError) as error:
+            self.metrics.refused(error.code)
             await error_response(error, path)(scope, receive, send)
         except ClientDisconnect:
             await client_left()(scope, receive, send)

@@ -114,6 +114,8 @@ def test_requests_of_a_key_are_limited_over_all_replicas(tmp_path: Path) -> None
         assert 15 < float(refused.value.response.headers["retry-after"]) <= 20
         asks = openai.OpenAI(base_url=f"{router.url}/v1", api_key="asks", max_retries=0)
         asks.completions.create(model=MODEL, prompt="a b")  # a key without limits
+        page = httpx.get(f"{router.url}/metrics", headers={"x-api-key": "client"}).text
+        assert 'minisgl_router_errors_total{code="rate_limit_exceeded"} 2.0' in page
 
 
 def test_a_limit_that_the_key_file_drops_ends_at_the_router(tmp_path: Path) -> None:
