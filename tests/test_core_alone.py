@@ -110,6 +110,7 @@ OWN = (
     *(f"--ignore=tests/core/scheduler/test_{name}.py" for name in ("random_runs", "drafts")),
     "tests/core/tokenizer/test_detokenize.py",
     "tests/core/server/test_call.py",
+    *("-k", "not random_operations and not all_ranks_plan_the_same"),
 )
 """The tests that CI runs here as well, in seconds. `scripts/core_alone.py` runs all."""
 

@@ -4,59 +4,30 @@ from __future__ import annotations
 
 import copy
 import importlib
+import os
 import pickle
 import pkgutil
+import subprocess
+import sys
 from collections import Counter
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 
 import msgspec
 import pytest
 
 import minisgl
 import minisgl_gateway
+from helpers.sent_errors import ERRORS
 from minisgl.core import Failed
-from minisgl.errors import (
-    AdapterLost,
-    EngineError,
-    InvalidRequest,
-    InvalidSampling,
-    MinisglError,
-    NonFiniteLogits,
-    PromptTooLong,
-    RequestError,
-    ServerBusy,
-    WorkerDied,
-    WorkerHung,
-)
+from minisgl.errors import AdapterLost, EngineError, InvalidRequest, MinisglError, RequestError
 from minisgl.llm.keywords import in_keywords
 from minisgl.server.errors import DeadlineExceeded
 
-ERRORS: tuple[RequestError | EngineError, ...] = (
-    InvalidRequest("wrong", param="n"),
-    InvalidSampling("hot", param="temperature"),
-    PromptTooLong("long", limit=8, got=9, param="prompt"),
-    ServerBusy("full"),
-    EngineError("broken"),
-    WorkerDied("engine", -9),
-    WorkerDied("engine", None),
-    WorkerHung("tokenizer-0", "hangs"),
-    NonFiniteLogits(),
-)
-
-
-def _send(connection: Connection) -> None:
-    records = [Failed.of(uid, error) for uid, error in enumerate(ERRORS)]
-    connection.send_bytes(msgspec.msgpack.encode(records))
-
 
 def test_an_error_keeps_its_class_and_fields_across_a_process() -> None:
-    ours, theirs = get_context("spawn").Pipe(duplex=False)
-    process = get_context("spawn").Process(target=_send, args=(theirs,))
-    process.start()
-    theirs.close()
-    records = msgspec.msgpack.decode(ours.recv_bytes(), type=list[Failed])
-    process.join()
+    command = [sys.executable, "-m", "helpers.sent_errors"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True, timeout=120)
+    records = msgspec.msgpack.decode(done.stdout, type=list[Failed])
     for sent, record in zip(ERRORS, records, strict=True):
         got = record.to_error()
         assert type(got) is type(sent)

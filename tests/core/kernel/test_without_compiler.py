@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -52,16 +52,17 @@ def test_an_unknown_attention_backend_names_those_that_exist() -> None:
         create_attention_backend("flash", Ops())
 
 
-def test_build_command_fails_with_a_reason() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "minisgl.kernel.build"],
-        env={**os.environ, "CXX": "no-such-compiler"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 1
-    assert "install g++" in done.stderr
+def test_build_command_fails_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(sys, "argv", ["build"])
+    jit.load_library.cache_clear()
+    monkeypatch.delitem(sys.modules, build.__name__)
+    with pytest.raises(SystemExit) as exit_info:
+        runpy.run_module(build.__name__, run_name="__main__")
+    assert exit_info.value.code == 1
+    assert "install g++" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_it_builds_is_no_traceback() -> None:
