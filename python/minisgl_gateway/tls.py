@@ -18,10 +18,10 @@ def tls_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | N
     try:
         context.load_cert_chain(certfile, keyfile, password=_no_password)
     except OSError as error:  # or an SSLError
-        detail = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
         raise ConfigError(
-            f"{flags} cannot be used ({detail}): give a PEM certificate and its private key "
-            "without a password"
+            f"{flags} cannot be used ({reason or 'the certificate or the key is missing'}): give a "
+            "PEM certificate and its private key without a password"
         ) from None
     return context
 

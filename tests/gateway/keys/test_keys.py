@@ -230,7 +230,7 @@ def test_a_certificate_that_cannot_be_used(certificate: tuple[str, str], tmp_pat
     )
     for cert, key, says in (
         ("/none", None, "--ssl-certfile /none cannot be used (No such file or directory)"),
-        (certfile, None, "cannot be used ("),
+        (certfile, None, "cannot be used (the certificate or the key is missing): give a PEM"),
         (certfile, certfile, f"and --ssl-keyfile {certfile} cannot be used ("),
         (certfile, locked, "has a password"),
     ):
