@@ -100,6 +100,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in item.iter_markers("needs"):
             if not _is_here(marker.args[0]):
                 item.add_marker(pytest.mark.skip(reason=f"{marker.args[0]} is not here"))
+    # Processes that share the tests begin with one part each, so one of them starts the server.
+    uses = {i.path for i in items if isinstance(i, pytest.Function) and "builtin" in i.fixturenames}
+    items.sort(key=lambda item: item.path not in uses)
 
 
 def pytest_collection_finish() -> None:
