@@ -61,5 +61,4 @@ def _cache(layer: AttnLayer, batch: PoolBatch) -> tuple[Tensor | None, ...]:
 def _constants(layer: AttnLayer) -> tuple[Tensor | float | None, ...]:
     """Return the last arguments of both functions: the layer's constants and the threads."""
     sinks = layer.sinks.weight if layer.sinks else None
-    window = layer.window or 0
-    return (sinks, layer.scale, layer.softcap or 0.0, window, torch.get_num_threads())
+    return (sinks, layer.scale, layer.softcap or 0.0, layer.window or 0, torch.get_num_threads())

@@ -78,11 +78,10 @@ class StepTimes:
         prompt_tokens: the tokens of the prompt chunks. pairs: the number of pairs of one of these
         tokens and a token before its chunk.
         """
-        decode_us = self.decode_us + self.row_us * (decode_rows - 1) if decode_rows else 0.0
-        us = decode_us
+        us = self.decode_us + self.row_us * (decode_rows - 1) if decode_rows else 0.0
         if prompt_tokens:
             # One launch multiplies all rows of the step with the weights.
-            us = max(self._prompt_us(decode_rows + prompt_tokens), decode_us)
+            us = max(self._prompt_us(decode_rows + prompt_tokens), us)
         if pairs:
             us += self.resume_us
         ns = self.context_ns * context + self.attend_ns * pairs

@@ -108,10 +108,11 @@ def hub_errors(model: str, offline: str | None = None) -> Iterator[str]:
     library, told = logging.getLogger("huggingface_hub.utils._http"), list[str]()
 
     def tell_first(record: logging.LogRecord) -> bool:
-        told.append(record.getMessage())
-        if len(told) == 1:
-            logging.getLogger(__name__).warning("%s; %s", told[0], _TRIES)
-        return False
+        text = record.getMessage()
+        if "thrown while requesting" in text and not told:
+            told.append(text)
+            logging.getLogger(__name__).warning("%s; %s", text, _TRIES)
+        return "thrown while requesting" not in text and "[Retry" not in text
 
     library.addFilter(tell_first)
     log_in = "log in with `hf auth login` or set HF_TOKEN"

@@ -23,7 +23,8 @@ def setup_logging(process: str, *, level: str | None = None) -> None:
 
     The entry point of a process (server, worker, shell) calls this once. `LLM` does not, because
     its user configures logging. Warnings of other packages (uvicorn, asyncio) are written in the
-    same way, unless they have a handler already. Raises ConfigError for JSON that nothing writes.
+    same way, unless they have a handler already, as huggingface_hub has. Raises ConfigError for
+    JSON that nothing writes.
     """
     handler = logging.StreamHandler(sys.stderr)
     if env.log_format() == "json":
@@ -41,6 +42,7 @@ def setup_logging(process: str, *, level: str | None = None) -> None:
     logger.propagate = False
     if not (others := logging.getLogger()).handlers:
         others.addHandler(handler)
+        handler.addFilter(lambda record: not record.name.startswith("huggingface_hub"))
 
 
 class _Teller(logging.Handler):

@@ -64,6 +64,7 @@ class BusyHub(Hub):
 
     def do_HEAD(self) -> None:
         self.send_response(429 if "/resolve/" in self.path else 200)
+        self.send_header("X-HF-Warning", "unauthenticated; Set HF_TOKEN for higher limits.")
         self.end_headers()
 
 
@@ -96,11 +97,29 @@ def test_a_download_that_breaks_off_is_a_sentence(tmp_path: Path, hub: str) -> N
 @pytest.mark.needs("minisgl_zoo")
 @pytest.mark.parametrize("hub", [BusyHub], indirect=True)
 def test_a_busy_hub_is_told_once(tmp_path: Path, hub: str) -> None:
-    """Each request is sent six times."""
+    """Each request is sent six times. What the hub has to say is passed on."""
     ran = run(tmp_path, hub, "-c", ASK, "org/repo:Q8_0")
     [line] = [line for line in ran.stderr.splitlines() if "429" in line or "etry" in line]
     assert line.endswith("; 5 more tries follow, for half a minute unless the hub asks for more")
+    assert "Set HF_TOKEN for higher limits." in ran.stderr.splitlines()
     assert f"{hub} answers 429; check the network, or try later" in ran.stdout
+
+
+TOLD = """
+import logging
+from huggingface_hub.utils import logging as theirs
+from minisgl.utils.logger import setup_logging
+setup_logging("server")
+theirs.get_logger("huggingface_hub.utils").warning("by the library")
+logging.getLogger("another").warning("by the server")
+"""
+
+
+def test_the_librarys_warnings_are_written_once(tmp_path: Path) -> None:
+    """The library has a handler; the root logger, which gets them too, has the server's."""
+    by_library, by_server = run(tmp_path, NOBODY, "-c", TOLD).stderr.splitlines()
+    assert by_library == "by the library"
+    assert by_server.endswith(" W [server] by the server")
 
 
 @pytest.mark.needs("minisgl_zoo")
