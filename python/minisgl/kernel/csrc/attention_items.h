@@ -12,7 +12,7 @@
 
 namespace attention {
 
-constexpr int TILE = 64;       // query vectors: so many repay the transposition of a block of keys
+constexpr int TILE = 64 / MR * MR;  // query vectors: so many repay the transposition of a block of keys
 constexpr int MIN_SPAN = 256;  // keys: to merge a shorter span takes longer than it saves
 
 // The items of a step in the order of their work, and the merges that follow them.

@@ -9,7 +9,8 @@
 
 namespace attention {
 
-constexpr int NR = W == 8 ? 2 : 4;  // vectors of columns whose sums stay in registers
+// Rows, and vectors of columns, whose sums stay in registers.
+constexpr int MR = W == 8 ? 6 : 4, NR = W == 8 ? 2 : 4;
 
 // keys_HJ[h][j] in float32, from a block of keys.
 template <class P>

@@ -9,7 +9,7 @@
 namespace recurrent {
 
 constexpr float EPS = 1e-6f;  // of the norm of queries and keys
-constexpr int NR = 4;         // vectors of columns whose sums stay in registers
+constexpr int MR = 4, NR = W == 8 ? 2 : 4;  // rows, and vectors of columns, whose sums stay in registers
 
 // c = a b, or c += a b: a [m, k], b [k, n], c [m, n], with rows lda, ldb and ldc floats apart; n is a
 // multiple of W.

@@ -3,8 +3,6 @@
 
 #include "vec.h"
 
-constexpr int MR = 4;  // rows whose sums stay in registers
-
 // c = a b, or c += a b: a [ROWS, k], b [k, COLUMNS * W], c [ROWS, COLUMNS * W], with rows lda, ldb and
 // ldc floats apart.
 template <int ROWS, int COLUMNS>
