@@ -14,6 +14,7 @@ import pytest
 
 from helpers.endless import endless_answer, endless_flags
 from helpers.running_server import assert_nothing_left
+from helpers.waiting import until
 
 
 def test_the_engine_starts_again_behind_the_same_port(endless: Path, launch: Any) -> None:
@@ -23,6 +24,8 @@ def test_the_engine_starts_again_behind_the_same_port(endless: Path, launch: Any
     says = "the detokenizer process has given no sign"
     with server.client() as client, httpx.Client(base_url=server.url, timeout=150) as http:
         answer = endless_answer(client)
+        running = 'minisgl_requests_running{rank="0"} 1.0'
+        until(lambda: running in http.get("/metrics").text)
         os.kill(server.pid("detokenizer"), signal.SIGSTOP)
         with pytest.raises(openai.APIError, match=says):
             list(answer)
@@ -33,6 +36,7 @@ def test_the_engine_starts_again_behind_the_same_port(endless: Path, launch: Any
         assert int(refused.headers["retry-after"]) >= 1
         assert http.get("/health").json() == {"status": "ok"}
         assert http.get("/ready").json()["error"]["code"] == "restarting"
+        assert running not in http.get("/metrics").text, "it is the dead engine's"
         server.wait_for("(started again)", "err")
         assert http.get("/ready").json() == {"status": "ready"}
         whole = client.completions.create(

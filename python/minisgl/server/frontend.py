@@ -223,7 +223,6 @@ class Frontend:
         self._tokenizers, self._replies = tokenizers, replies
         self.context_length = context_length
         self.round_trips = RoundTrips(tokenizers, self._num_ranks)
-        self.observer.status.clear()
         self.failure = None
 
     def fail_all(self, error: EngineError) -> None:

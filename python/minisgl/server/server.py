@@ -139,6 +139,7 @@ class Server:
         for queue in tokenizers:
             queue.close()
         replies.close()
+        self._frontend.observer.status.clear()
 
     def serve_beside(self, foreground: Callable[[str], int]) -> int:
         """Run `serve` in a thread, and `foreground` in the main thread, which gets the signals.
