@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from helpers.running_server import POOL, assert_nothing_left
+from helpers.shells import here
 from minisgl.builtin import model_path
 
 DRY = ("--dry-run",)
@@ -75,23 +77,28 @@ def test_a_missing_model(launch: Any) -> None:
     ],
 )
 def test_errors_of_small_files_are_reported_before_any_process_starts(
-    launch: Any,
+    sockets: Path,
     tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
     generation: dict[str, Any],
     ranks: str,
     says: str,
     flags: tuple[str, ...],
 ) -> None:
+    """In this process: an interpreter for each would take nearly all of the time."""
+    monkeypatch.setattr("tempfile.tempdir", str(sockets))
+    before = psutil.Process().children()
     folder = tmp_path_factory.mktemp("m") / "model"
     shutil.copytree(model_path(), folder)
     (folder / "generation_config.json").write_text(json.dumps(generation))
-    server = launch("--model", str(folder), *ranks.split(), *flags)
-    assert server.ended(150) == 1
-    assert says in server.output["err"]
-    assert "starting" not in server.output["err"]
-    assert "could not start" not in server.output["err"]
-    assert server.output["out"] == ""
-    assert_nothing_left(server, [])
+    code, out, err = here("--port", "0", "--model", str(folder), *ranks.split(), *flags)
+    assert (code, out) == (1, "")
+    assert says in err
+    assert "starting" not in err
+    assert "could not start" not in err
+    assert "Traceback" not in err
+    assert list(sockets.iterdir()) == []
+    assert set(psutil.Process().children()) <= set(before)
 
 
 def test_a_closed_stdout_causes_no_traceback(sockets: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from helpers.endless import NUM_TOKENS, endless_flags
 from helpers.running_server import RunningServer
-from helpers.shells import minisgl
+from helpers.shells import here, minisgl
 from minisgl.__main__ import main
 from minisgl.cli import help_text, run_command
 from minisgl_gateway.shell.command import client_parser
@@ -123,9 +123,9 @@ def test_commands(line: str, code: int, says: str, capfd: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("line", ["serve ./none", "run ./none hi", "run --model ./none hi there"])
 def test_a_missing_folder_is_named(line: str) -> None:
-    done = minisgl(*line.split())
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert "there is no folder ./none" in done.stderr
+    code, answers, rest = here(*line.split())
+    assert (code, answers) == (1, ""), rest
+    assert "there is no folder ./none" in rest
 
 
 def test_the_printed_commands_work_in_any_folder(builtin: RunningServer) -> None:
