@@ -25,7 +25,8 @@ class LineFile:
     """Mutable: it owns the file. Only this user may read a file that it makes. A disk that is full
     ends the file with a warning, not the engine.
 
-    most_bytes: at this size the file is renamed to FILE.1 and begins again; None for no limit.
+    most_bytes: at this size, and at the start, the file is renamed to FILE.1 and begins again; None
+    for no limit.
     """
 
     def __init__(self, option: str, path: Path, most_bytes: int | None = None) -> None:
@@ -34,8 +35,8 @@ class LineFile:
         self._older = Path(f"{path}.1")
         self._has_ended = False
         try:
-            if most_bytes is not None:
-                self._older.unlink(missing_ok=True)
+            if most_bytes is not None and path.is_file():  # of an engine that died, or drains
+                path.replace(self._older)
             self._begin()
         except OSError as error:
             raise ConfigError(f"{option} {path}: {error.strerror or error}") from error
