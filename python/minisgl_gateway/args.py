@@ -166,7 +166,7 @@ class GatewayArgs(ServerArgs):
         None,
         _FILE,
         "running",
-        "keep a record of arrivals, steps and ends in FILE, and of what was before in FILE.1, at "
+        "keep a record of arrivals, steps and ends in FILE and FILE.1 (earlier: FILE.before), at "
         "most 32 MiB each, with no text: the page's X-ray opens it, and minisgl replay FILE sends "
         "the same load to a server. It records no drafts, which need text, so --drafts is off",
         metavar="FILE",

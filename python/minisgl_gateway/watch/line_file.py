@@ -25,18 +25,18 @@ class LineFile:
     """Mutable: it owns the file. Only this user may read a file that it makes. A disk that is full
     ends the file with a warning, not the engine.
 
-    most_bytes: at this size, and at the start, the file is renamed to FILE.1 and begins again; None
-    for no limit.
+    most_bytes: at this size the file is renamed to FILE.1 and begins again; None for no limit. With
+    one, a file that is there at the start becomes FILE.before.
     """
 
     def __init__(self, option: str, path: Path, most_bytes: int | None = None) -> None:
         """Raises ConfigError, which names the option, if the file cannot be written."""
         self._option, self._path, self._most_bytes = option, path, most_bytes
-        self._older = Path(f"{path}.1")
-        self._has_ended = False
+        self._older, self._has_ended = Path(f"{path}.1"), False
         try:
             if most_bytes is not None and path.is_file():  # of an engine that died, or drains
-                path.replace(self._older)
+                path.replace(f"{path}.before")
+                self._older.unlink(missing_ok=True)
             self._begin()
         except OSError as error:
             raise ConfigError(f"{option} {path}: {error.strerror or error}") from error

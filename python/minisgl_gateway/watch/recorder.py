@@ -19,7 +19,8 @@ common digests. Their key is drawn at the start and written nowhere, so no text 
 guessed from them. `turn` counts the turns of the loop from 0. `minisgl replay FILE` sends the same
 requests to a server; with `--plans` the scheduler alone plans them again.
 
-At `SEGMENT_BYTES`, and when an engine starts, FILE is renamed to FILE.1, and a new FILE begins.
+At `SEGMENT_BYTES` FILE is renamed to FILE.1, and a new FILE begins. What an engine finds as FILE
+when it starts becomes FILE.before.
 """
 
 from __future__ import annotations

@@ -149,7 +149,9 @@ def test_a_recording_keeps_the_newest_part(tmp_path: Path, monkeypatch: pytest.M
     assert [each["end"]["uid"] for each in records if "end" in each][-8:] == [*range(52, 60)]
     last = path.read_bytes()
     record(path, [[1, 2]])
-    assert older.read_bytes() == last, "what an engine did before it died is kept"
+    before = tmp_path / "flight.before"
+    assert before.read_bytes() == last, "what an engine did before it died is kept"
+    assert not older.exists(), "a reader takes FILE.1 for the beginning of FILE"
 
 
 def test_files_that_cannot_be_written_or_read_are_refused(tmp_path: Path) -> None:
