@@ -24,6 +24,7 @@ from minisgl.server.command import finish_open, run_serving
 from minisgl.server.flags import Parser, flag_type, integer
 from minisgl.server.web.guards import Door, RequestIds, door_of
 from minisgl.server.web.http import HttpServer
+from minisgl_gateway.leaving import end_open
 from minisgl_gateway.tls import tls_context
 
 
@@ -135,4 +136,5 @@ class FrontServer:
 
     async def _end(self, drain_s: float) -> None:
         await finish_open(lambda: self._app.num_open, drain_s)
+        end_open()
         self._http.should_exit = True

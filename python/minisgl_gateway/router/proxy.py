@@ -35,7 +35,7 @@ from minisgl.server.web.errors import client_left, error_response
 from minisgl.server.web.guards import Door, behind
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.keys.guard import key_given
-from minisgl_gateway.leaving import while_connected
+from minisgl_gateway.leaving import ending, while_connected
 from minisgl_gateway.lora import ADAPTER_PATHS
 from minisgl_gateway.router.checked_keys import CheckedKeys
 from minisgl_gateway.router.fleet import Fleet, NoReplica, Replica
@@ -280,7 +280,8 @@ class RouterApp:
     async def _send(
         self, answer: Answer, request: PassedRequest, send: Send, replica: Replica | None = None
     ) -> None:
-        """Send the answer to the client. One that fails ends with an error event, or is cut."""
+        """Send the answer to the client. One that fails, or that `end_open` cancels, ends with an
+        error event, or is cut."""
         parts = pieces(answer, request, self._fleet, replica)
         try:
             headers = end_to_end(answer.headers, b"date", b"server")
@@ -291,11 +292,8 @@ class RouterApp:
                 await send({"type": "http.response.body", "body": data, "more_body": has_more})
             if has_more:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except ReplicaFailed as error:
-            if replica:
-                self._fleet.failed(replica, error)
-            name = replica.name if replica else "a replica"
-            broken = Broken(f"replica {name} failed within its answer ({error}); try again")
+        except (ReplicaFailed, asyncio.CancelledError) as error:
+            broken = self._broken(error, replica)
             if (event := last_event(request.path, answer.media_type, broken)) is None:
                 request.abort_connection()
             else:
@@ -304,6 +302,17 @@ class RouterApp:
         finally:
             answer.close()
             await parts.aclose()
+
+    def _broken(
+        self, error: ReplicaFailed | asyncio.CancelledError, replica: Replica | None
+    ) -> EngineError:
+        """Return what to tell the client. Raises `error` if it has left."""
+        if isinstance(error, asyncio.CancelledError):
+            return ending(error)
+        if replica:
+            self._fleet.failed(replica, error)
+        name = replica.name if replica else "a replica"
+        return Broken(f"replica {name} failed within its answer ({error}); try again")
 
     async def _from_holder(self, request: PassedRequest) -> Answer:
         """Return the answer of the replica that has the response of the path, or the last 404."""

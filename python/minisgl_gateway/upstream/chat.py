@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import time
@@ -23,7 +24,7 @@ from minisgl.server.web.respond import STREAM_HEADERS, WARNING
 from minisgl_gateway.card import ModelCard
 from minisgl_gateway.chat import Asked, Chat, Form, Model
 from minisgl_gateway.keys.guard import key_given
-from minisgl_gateway.leaving import while_connected
+from minisgl_gateway.leaving import ending, while_connected
 from minisgl_gateway.router.upstream import Answer, ReplicaFailed, Unreachable, Upstream
 from minisgl_gateway.upstream.reading import SILENT_S, events, in_time, whole
 from minisgl_gateway.upstream.wire import (
@@ -311,7 +312,8 @@ class _Stream(Response):
                     await write(b"".join(ready))
                     ready.clear()
             last = self._form.end(reader.end())
-        except (RequestError, EngineError) as error:
+        except (RequestError, EngineError, asyncio.CancelledError) as cause:
+            error = ending(cause) if isinstance(cause, asyncio.CancelledError) else cause
             if isinstance(error, RequestError):
                 rename(error, self._names)
             last = b"".join(ready) + self._form.failure(error_body(error)[1])

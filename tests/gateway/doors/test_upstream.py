@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import re
 import signal
@@ -486,12 +485,19 @@ def test_a_refusal_has_the_vendors_form(status: int, body: Any, kind: str) -> No
 
 
 def test_the_command_serves_until_it_is_ended(server: ScriptedServer) -> None:
-    command = [sys.executable, "-m", "minisgl", "gateway", "--port", "0", "--upstream", server.url]
+    """What is open when it ends has an error as its end."""
+    flags = ["--port", "0", "--upstream", server.url, "--drain-timeout", "0.2"]
+    command = [sys.executable, "-m", "minisgl", "gateway", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        told = "".join(itertools.takewhile(lambda line: "Ctrl-C" not in line, process.stdout))
-        assert "Traceback" not in told
-        process.send_signal(signal.SIGTERM)
+        url = next(line for line in process.stdout if "Ctrl-C" in line).split()[1]
+        body = {"model": MODEL, "max_tokens": 9, "messages": said("!forever"), "stream": True}
+        with httpx.stream("POST", url + MESSAGES, json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "overloaded_error"
         assert process.wait(60) == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -319,16 +320,24 @@ def test_draining_finishes_open_requests_and_refuses_new_ones(two: Setup) -> Non
 
 @pytest.mark.parametrize("drain_s", [0.3, 0.0])
 def test_draining_ends_after_its_timeout(drain_s: float, caplog: pytest.LogCaptureFixture) -> None:
-    """A server drains by the same function."""
+    """A server drains by the same function. What is open then has an error as its end."""
     caplog.set_level("INFO", "minisgl")
+    refused = []
     with ScriptedServer() as server, RouterThread([server.url], drain_s=drain_s) as router:
+        waiting = threading.Thread(target=lambda: refused.append(complete(router.url, "!hang")))
+        waiting.start()
+        until(lambda: server.received)
         body = {"model": MODEL, "prompt": "!forever", "stream": True}
         with httpx.stream("POST", f"{router.url}/v1/completions", json=body) as stream:
-            lines = stream.iter_lines()  # its end would close the connection
+            lines = stream.iter_lines()
             next(lines)
             router.drain()
-            assert router.ended.wait(30)
-    assert ("1 requests did not finish within --drain-timeout" in caplog.text) == bool(drain_s)
+            last = [line for line in lines if line][-1]
+        assert router.ended.wait(30)
+        waiting.join(30)
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "draining"
+    assert (refused[0].status_code, refused[0].json()["error"]["code"]) == (503, "draining")
+    assert ("2 requests did not finish within --drain-timeout" in caplog.text) == bool(drain_s)
 
 
 def test_a_server_of_another_model_gets_no_requests() -> None:
