@@ -236,7 +236,7 @@ class Scheduler:
 
         This fulfils the step's promises.
         """
-        now = self.clock()
+        now, num_output_tokens = self.clock(), 0
         damaged: list[Req] = []
         accepted: list[Req] = []
         if plan.scored:
@@ -257,7 +257,7 @@ class Scheduler:
                 accepted.append(req)
             output = req.output
             output.append(token)
-            self.stats.num_output_tokens += req.sampling.max_tokens != 0  # else nobody gets it
+            num_output_tokens += req.sampling.max_tokens != 0  # else nobody gets it
             if result.guesses:
                 req.guesses.append(result.guesses[index])
             if not req.first_token_at:
@@ -273,6 +273,7 @@ class Scheduler:
                 is_match = stop and token in req.sampling.stop_token_ids
                 match = token if is_match else None
                 events.append(self._end(req, "stop" if stop else "length", match))
+        self.stats.num_output_tokens += num_output_tokens
         if drafts:
             drafting.count(self.stats, rows[drafts.start : drafts.stop], accepted)
         if damaged:  # its KV may be damaged since its first step, and in the prefix cache
