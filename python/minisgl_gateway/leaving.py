@@ -14,13 +14,13 @@ from minisgl.server.web.http import wait_for_disconnect
 
 T = TypeVar("T")
 
-_NAME: Final = "work of an open request"
+_TASK_NAME: Final = "work of an open request"
 
 
 async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     """Return what `work` returns. Cancel it and raise ClientDisconnect when the client leaves.
     Raises Draining if `end_open` has cancelled it."""
-    working = asyncio.create_task(work, name=_NAME)
+    working = asyncio.create_task(work, name=_TASK_NAME)
     watching = asyncio.create_task(wait_for_disconnect(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -35,14 +35,15 @@ async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 
 def end_open() -> None:
-    """Cancel all work of this loop. What has begun to answer tells its client (`ending`)."""
+    """Cancel the work of all open requests of this loop. An answer that has begun ends as `ending`
+    says; else `while_connected` raises Draining."""
     for task in asyncio.all_tasks():
-        if task.get_name() == _NAME:
+        if task.get_name() == _TASK_NAME:
             task.cancel("end_open")
 
 
 def ending(cancelled: asyncio.CancelledError) -> Draining:
-    """Return what to tell the client of cancelled work. Raises `cancelled` if it has left."""
+    """Return what to tell a client whose work is cancelled. Raises `cancelled` if it has left."""
     if not cancelled.args:
         raise cancelled
     return Draining()

@@ -19,7 +19,7 @@ MOST_ROWS: Final = 128
 LEAST_PARTS: Final = 4
 """The fewest parts of 128 inputs of a block, if several share the inputs of the matrix."""
 LEAST_BUSY: Final = 5 / 6
-"""Of the blocks, if some are left out so that each tile has as many and none has parts of two."""
+"""The least share of the blocks that work where each tile has as many and none has parts of two."""
 
 
 class Stream:

@@ -9,9 +9,9 @@
 // TILED: the weights are tiles of 16 rows by 64 inputs, one behind the other, and their scales are
 // fetched beside them (tile_numbers.cuh). With STREAM so are those of int4 (GROUPED).
 //
-// STREAM: there is one matrix, and a pair is one of the `stride` rows of x; no pair has a scale. As many
-// blocks as run at once share the tiles evenly, so a block may have some inputs of a tile only, in
-// parts of PART. The blocks that share a tile leave their sums in `partial`. Those that end in it add up
+// STREAM: there is one matrix, and a pair is one of the `stride` rows of x; no pair has a scale. About as
+// many blocks as run at once (stream.py) share the tiles evenly, so a block may have some inputs of a tile
+// only, in parts of PART. The blocks that share a tile leave their sums in `partial`. Those that end in it add up
 // and store some of its columns each, in the order of the blocks. How tiles are shared depends on the
 // weights alone up to MOST rows. One thread fetches: rows of x are bulk copies, too.
 //
