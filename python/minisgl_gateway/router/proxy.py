@@ -253,8 +253,8 @@ class RouterApp:
                     sent.started_at = time.monotonic()
                     if passed and answer.status >= 400:
                         passed.take_back(num_tokens, is_counted=answer.status != 429)
-                    await self._send(answer, request, send, replica)
-                    outcome = "answered"
+                    if await self._send(answer, request, send, replica):
+                        outcome = "answered"
                     return
             except ReplicaFailed as error:
                 outcome = "failed"
@@ -279,9 +279,9 @@ class RouterApp:
 
     async def _send(
         self, answer: Answer, request: PassedRequest, send: Send, replica: Replica | None = None
-    ) -> None:
-        """Send the answer to the client. One that fails, or that `end_open` cancels, ends with an
-        error event, or is cut."""
+    ) -> bool:
+        """Send the answer to the client. Return whether `replica` sent all of it. An answer that
+        fails, or that `end_open` cancels, ends with an error event, or is cut."""
         parts = pieces(answer, request, self._fleet, replica)
         try:
             headers = end_to_end(answer.headers, b"date", b"server")
@@ -292,6 +292,7 @@ class RouterApp:
                 await send({"type": "http.response.body", "body": data, "more_body": has_more})
             if has_more:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return answer.is_complete
         except (ReplicaFailed, asyncio.CancelledError) as error:
             broken = self._broken(error, replica)
             if (event := last_event(request.path, answer.media_type, broken)) is None:
@@ -299,6 +300,7 @@ class RouterApp:
             else:
                 await send({"type": "http.response.body", "body": event, "more_body": False})
             logger.warning("request %s is cut: %s", request.id, broken)
+            return False
         finally:
             answer.close()
             await parts.aclose()

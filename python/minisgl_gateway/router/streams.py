@@ -181,50 +181,44 @@ async def pieces(
         error = ReplicaFailed("it says so")
     except ReplicaFailed as failed:
         error = failed
-    other = await _other(stream, request, fleet, replica)
-    if other is None:
-        if not stream.failure:
-            raise error
-        yield stream.failure, False
-        return
-    fleet.failed(replica, error)
-    second, its_answer = other
-    logger.info("replica %s goes on for %s (%s)", second.name, replica.name, error)
-    second.num_open += 1
-    outcome = "left"
-    try:
-        async for data in its_answer:
-            stream.failure = b""
-            yield stream.read(data) + stream.failure, not its_answer.is_complete
-        outcome = "answered"
-    except ReplicaFailed as failed:
-        outcome = "failed"
-        fleet.failed(second, failed)
-        raise ReplicaFailed(f"{error}; {second.name} went on, and failed, too: {failed}") from None
-    finally:
-        its_answer.close()
-        second.num_open -= 1
-        second.ends[outcome] += 1
+    if (second := _second(stream, fleet, replica)) is not None:
+        fleet.failed(replica, error)
+        second.num_open += 1
+        rest, outcome = None, "left"
+        try:
+            rest = await request.ask(second)
+            if goes_on := rest.status == 200:
+                logger.info("replica %s goes on for %s (%s)", second.name, replica.name, error)
+                async for data in rest:
+                    stream.failure = b""
+                    yield stream.read(data) + stream.failure, not rest.is_complete
+            outcome = "answered"
+            if goes_on:
+                return
+        except ReplicaFailed as failed:
+            outcome = "failed"
+            fleet.failed(second, failed)
+            error = ReplicaFailed(f"{error}; {second.name} was to go on, and failed, too: {failed}")
+        finally:
+            if rest:
+                rest.close()
+            second.num_open -= 1
+            second.ends[outcome] += 1
+    if not stream.failure:
+        raise error
+    yield stream.failure, False
 
 
-async def _other(
-    stream: Stream, request: PassedRequest, fleet: Fleet, replica: Replica
-) -> tuple[Replica, Answer] | None:
-    """Return another replica of the same model, and the rest of the answer; None if there is
-    none."""
-    states = [(each, each.view.state) for each in fleet.replicas if each is not replica]
-    same = [each for each, state in states if state and state.digest == stream.digest]
-    if not stream.goes_on():
-        return None
+def _second(stream: Stream, fleet: Fleet, replica: Replica) -> Replica | None:
+    """Return another replica of the same model; None if there is none, or the stream cannot go
+    on."""
+    others = [(each, each.view.state) for each in fleet.replicas if each is not replica]
+    same = [each for each, state in others if state and state.digest == stream.digest]
     try:
-        second, _ = fleet.choose(without=[each for each in fleet.replicas if each not in same])
-        answer = await request.ask(second)
-    except (NoReplica, ReplicaFailed):
+        without = [each for each in fleet.replicas if each not in same]
+        return fleet.choose(without=without)[0] if stream.goes_on() else None
+    except NoReplica:
         return None
-    if answer.status == 200:
-        return second, answer
-    answer.close()
-    return None
 
 
 def last_event(path: str, media_type: bytes, error: Exception) -> bytes | None:

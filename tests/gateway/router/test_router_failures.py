@@ -138,6 +138,7 @@ def test_a_stream_that_has_begun_ends_with_an_error_event(path: str, expected: b
         assert first == b'data: {"choices":[]}'
         assert rest.startswith(expected), "behind a whole event"
         assert rest.endswith(b"}\n\n")
+        until(lambda: router.fleet.replicas[0].ends["failed"] == 1)
     breaking.close()
 
 

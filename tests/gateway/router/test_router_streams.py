@@ -36,15 +36,19 @@ PROMPT = "echoed "
 
 
 class Engine:
-    """A server whose answers stop behind `most` tokens, all but those of choice 1. Mutable."""
+    """A server whose answers stop behind `most` tokens, all but those of choice 1. A silent one
+    has no answers. Mutable."""
 
     def __init__(self, stack: ExitStack, most: int, digest: str = "same") -> None:
         self.most, self.is_there = most, threading.Event()
+        self.is_silent = False
         self.server = stack.enter_context(ScriptedServer(answer=self._answer))
         self.server.state = state_with(digest=digest)
 
     def _answer(self, message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply]:
         sampling, uid = message.sampling, message.uid
+        if self.is_silent:
+            yield from self._nothing()
         yield Accepted(uid=uid, num_prompt_tokens=2, sampling=sampling)
         done = ids_from_bytes(message.output or b"").tolist()
         most = NUM // 2 if sampling.seed == 6 else NUM
@@ -206,9 +210,12 @@ def test_what_ends_two_replicas_is_not_tried_again(stack: ExitStack) -> None:
     assert found[-1]["error"]["code"] == "worker_died"
 
 
-def test_a_client_that_leaves_the_second_replica_ends_its_request(stack: ExitStack) -> None:
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_client_that_leaves_the_second_replica_ends_its_request(
+    is_silent: bool, stack: ExitStack
+) -> None:
     pair = Pair(stack)
-    pair.second.most = 5
+    pair.second.most, pair.second.is_silent = 5, is_silent
     urls = [each.server.url for each in (pair.first, pair.second)]
     router = stack.enter_context(RouterThread(urls))
     until(lambda: all(each.view.state for each in router.fleet.replicas))
@@ -320,7 +327,7 @@ def test_a_second_replica_that_fails_is_named_and_counted() -> None:
     stream = Stream("/generate")
     stream.digest = "same"
     request: Any = SimpleNamespace(stream=stream, ask=ask)
-    with pytest.raises(ReplicaFailed, match="gone; B went on, and failed, too: gone as well"):
+    with pytest.raises(ReplicaFailed, match="gone; B was to go on, and failed, too: gone as well"):
         asyncio.run(read())
     assert failed == [("A", "gone"), ("B", "gone as well")]
     assert (second.num_open, second.ends) == (0, {"failed": 1})
