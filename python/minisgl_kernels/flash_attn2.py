@@ -24,6 +24,7 @@ from minisgl.attention.paged import (
     PagedAttnBackend,
     PagedMetadata,
     firsts_of_last,
+    sizes_of,
     unusable,
     window_left,
 )
@@ -78,8 +79,8 @@ class FlashAttention2Backend(PagedAttnBackend):
         self._varlen = _load()
 
     def prepare(self, plan: Plan) -> FlashAttention2Metadata:
-        common = super().prepare(plan)
-        rows = slice(plan.num_decodes, plan.num_decodes + common.old.num_rows)
+        sizes = sizes_of(plan)
+        rows = slice(plan.num_decodes, plan.num_decodes + sizes["old"].num_rows)
         starts, ends = plan.starts[rows], plan.ends[rows]
         groups: list[Group] = []
         first_token = plan.num_decodes  # one of each decode row
@@ -94,9 +95,7 @@ class FlashAttention2Backend(PagedAttnBackend):
                 )
             )
             first_token += sum(lengths)
-        return FlashAttention2Metadata(
-            old=common.old, fresh=common.fresh, longest=common.longest, groups=groups
-        )
+        return FlashAttention2Metadata(**sizes, groups=groups)
 
     def decode(self, q_DNH: Tensor, layer: AttnLayer, batch: PoolBatch, out_DNH: Tensor) -> None:
         raise AssertionError("fa2 is only ever the first half of a HybridBackend")

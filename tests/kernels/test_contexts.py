@@ -1,11 +1,16 @@
-"""Contexts side by side: how rows are split into runs, and the slots of their tokens."""
+"""Contexts side by side: how rows are split into runs, the slots of their tokens, and what backends
+for prompts say of decode rows."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from helpers.step_plans import make_plan
+from minisgl.attention.flash_infer import FlashInferBackend
+from minisgl.attention.paged import PagedAttnBackend
 from minisgl_kernels.contexts import context_slots, split_rows
+from minisgl_kernels.flash_attn2 import FlashAttention2Backend
 
 
 @pytest.mark.parametrize(
@@ -37,3 +42,15 @@ def test_slots_against_a_loop(page_size: int) -> None:
     assert slots.tolist() == expected
     assert firsts.tolist() == [0, 9, 10, 20]
     assert firsts.dtype == torch.int32
+
+
+@pytest.mark.parametrize("kind", [FlashInferBackend, FlashAttention2Backend])
+def test_a_prompt_backend_says_that_a_step_has_drafts(kind: type[PagedAttnBackend]) -> None:
+    """Else the decode kernels beside it would attend before the keys of all drafts are stored."""
+    backend = kind.__new__(kind)  # its package and a GPU may be missing
+    for num_drafts in (0, 2):
+        plan = make_plan(4, [], last_samples=True)
+        plan.num_drafts = num_drafts
+        metadata = backend.prepare(plan)
+        assert metadata.has_drafts == (num_drafts > 0)
+        assert metadata.is_short

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention.base import AttnLayer
-from minisgl.attention.paged import PagedAttnBackend, PagedMetadata, unusable, window_left
+from minisgl.attention.paged import PagedAttnBackend, PagedMetadata, sizes_of, unusable, window_left
 from minisgl.core import Plan, PoolBatch
 from minisgl.errors import ConfigError
 from minisgl.kernel.ops import Ops
@@ -75,13 +75,10 @@ class FlashInferBackend(PagedAttnBackend):
         self._wrappers: dict[tuple[int, int], Any] = {}  # by turn and window
 
     def prepare(self, plan: Plan) -> FlashInferMetadata:
-        common = super().prepare(plan)
         first = plan.num_decodes
         starts, ends = plan.starts[first:], plan.ends[first:]
         return FlashInferMetadata(
-            old=common.old,
-            fresh=common.fresh,
-            longest=common.longest,
+            **sizes_of(plan),
             turn=plan.step % 2,
             lengths=[end - start for start, end in zip(starts, ends, strict=True)],
             table_idxs=plan.table_idxs[first:],

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,6 +76,21 @@ class PagedMetadata(BaseAttnMetadata):
         return zeros
 
 
+def sizes_of(plan: Plan) -> dict[str, Any]:
+    """Return the fields of `PagedMetadata` for a step."""
+    starts, ends = plan.starts[plan.num_decodes :], plan.ends[plan.num_decodes :]
+    num_fresh = next((i for i, start in enumerate(reversed(starts)) if start), len(starts))
+    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+    num_old = len(lengths) - num_fresh
+    return {
+        "old": Extent.of(lengths[:num_old]),
+        "fresh": Extent.of(lengths[num_old:]),
+        "longest": max(ends, default=0),
+        "is_short": max(plan.ends[: plan.num_decodes], default=0) <= SHORT_CONTEXT,
+        "has_drafts": plan.num_drafts > 0,
+    }
+
+
 class PagedAttnBackend(BaseAttnBackend):
     graph_safe = True
 
@@ -95,17 +111,7 @@ class PagedAttnBackend(BaseAttnBackend):
         """Attend for the rows after the decode rows. The tensors are those of the whole step."""
 
     def prepare(self, plan: Plan) -> PagedMetadata:
-        starts, ends = plan.starts[plan.num_decodes :], plan.ends[plan.num_decodes :]
-        num_fresh = next((i for i, start in enumerate(reversed(starts)) if start), len(starts))
-        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-        num_old = len(lengths) - num_fresh
-        return PagedMetadata(
-            old=Extent.of(lengths[:num_old]),
-            fresh=Extent.of(lengths[num_old:]),
-            longest=max(ends, default=0),
-            is_short=max(plan.ends[: plan.num_decodes], default=0) <= SHORT_CONTEXT,
-            has_drafts=plan.num_drafts > 0,
-        )
+        return PagedMetadata(**sizes_of(plan))
 
     def prepare_any(self, num_rows: int, num_tokens: int, longest: int) -> PagedMetadata:
         any_rows = Extent(num_rows, num_tokens, longest=num_tokens)
