@@ -335,8 +335,7 @@ def run_once(
     for uid, case in enumerate(cases):
         events = [event for event in outbox.events if event.uid == uid]
         asked = len(case.prompt) + (case.sampling.max_tokens or 1)
-        if case.sampling.pooling:  # a whole context, if the pool has room for the dropped token
-            asked -= config.max_seq_len < config.num_pool_tokens
+        asked -= bool(case.sampling.pooling)  # its token is dropped
         largest = max((len(places_of(image)) for image in case.images), default=0)
         if asked > limit or largest > config.max_prefill_tokens:
             assert [type(event) for event in events] == [Failed], events

@@ -60,11 +60,11 @@ def admissible_max_tokens(
     if config.max_seq_len > pool:
         why = " (the KV cache holds no more)"
         remedy = " (or serve with a higher --num-pages or --memory-ratio)"
-    least = 0 if asked == 0 and config.max_seq_len < pool else 1
+    least = int(asked != 0)
     if num_prompt > limit - least:
         raise PromptTooLong(
             f"the prompt has {counted(num_prompt, 'token')}, but {CONTEXT_IS} {limit} tokens{why}"
-            f"{'' if config.is_encoder else LEFT}; the prompt is too long, so shorten it{remedy}",
+            f"{LEFT if least else ''}; the prompt is too long, so shorten it{remedy}",
             limit=limit,
             got=num_prompt,
             param="prompt",

@@ -154,8 +154,8 @@ class Requests:
     def has_room(self, req: Req, unfinished: list[Req]) -> bool:
         """Return whether the free pages suffice for `req`, for the `unfinished` requests (running
         ones with prompt tokens to compute), and for the next tokens of all running ones."""
-        growth = self.watermark_tokens
-        return self.cache.has_room(req, req.num_known + 1, unfinished, self.running, growth)
+        end = min(req.num_known + 1, req.max_len - 1)  # the last token's KV is never computed
+        return self.cache.has_room(req, end, unfinished, self.running, self.watermark_tokens)
 
     def waits_for_prefix(self, req: Req, unfinished: list[Req]) -> bool:
         """Return whether `req` should wait for pages that a running request is computing.

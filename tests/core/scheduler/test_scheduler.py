@@ -241,6 +241,11 @@ def test_a_stop_counts_the_tokens_that_the_client_has() -> None:
             "the prompt has 60 tokens, but this model's maximum context length is 60 tokens, and"
             " at least one must be left for the answer; the prompt is too long, so shorten it",
         ),
+        (
+            [1] * 61,
+            {"max_tokens": 0, "echo": True},
+            "context length is 60 tokens; the prompt is too long, so shorten it",
+        ),
         ([1], {"max_tokens": 60}, "the prompt has 1 token and max_tokens asks for 60 more"),
         (
             [1] * 50,
@@ -264,6 +269,15 @@ def test_a_request_that_can_never_fit_the_pool_is_refused() -> None:
     accepted = add(make(num_pages=5), 0, [1] * 15)
     assert isinstance(accepted, Accepted)
     assert accepted.sampling.max_tokens == 5
+
+
+@pytest.mark.parametrize("num_pages", [5, 6])
+def test_a_prompt_without_an_answer_may_fill_the_pool(num_pages: int) -> None:
+    """A token is sampled all the same, but its KV is not computed."""
+    scheduler = make(num_pages=num_pages, max_seq_len=20)
+    add(scheduler, 0, [1] * 20, max_tokens=0, echo=True)
+    assert isinstance(settle(scheduler, scheduler.plan())[-1], Finished)
+    assert isinstance(add(scheduler, 1, [1] * 21, max_tokens=0, echo=True), Failed)
 
 
 def test_a_full_queue_is_busy() -> None:
