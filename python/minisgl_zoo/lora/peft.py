@@ -10,8 +10,8 @@ unless it is empty.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -187,7 +187,7 @@ def _of_pattern(
         raise ConfigError(f"{file}: {patterns} has no regular expression: {error}") from error
     value: Any = found[0] if found else config.get(field)
     name = patterns if found else field
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
         raise ConfigError(
             f"{file}: {name} gives {module} {brief(value)}; expected a number above 0"
         )

@@ -132,6 +132,8 @@ def test_rank_stabilised_scales(tmp_path: Path) -> None:
         ("lora_alpha", 0),
         ("lora_alpha", None),
         ("lora_alpha", "8"),
+        ("lora_alpha", 10**400),
+        ("rank_pattern", {".*": 10**400}),
         ("r", 5),
         ("alpha_pattern", {"(": 8}),
         ("alpha_pattern", ["q_proj"]),
