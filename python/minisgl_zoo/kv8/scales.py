@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from minisgl.core import Context
@@ -85,9 +84,8 @@ def _head_scales(checkpoint: Checkpoint, name: str, num_heads: int) -> Tensor:
             f"{name} in {checkpoint.folder} has shape {list(shape)}; expected one scale, or one "
             f"for each of {num_heads} heads"
         )
-    if not bool((scale.isfinite() & (scale > 0)).all()):
-        worst = float(torch.where(scale > 0, 0, scale).min())
+    if len(wrong := scale[~(scale.isfinite() & (scale > 0))]):
         raise CheckpointError(
-            f"{name} in {checkpoint.folder} has a scale of {worst:g}; expected positive numbers"
+            f"{name} in {checkpoint.folder} has a scale of {wrong[0]:g}; expected positive numbers"
         )
     return scale.expand(num_heads)

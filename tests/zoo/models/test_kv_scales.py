@@ -136,6 +136,7 @@ def test_a_rank_takes_those_of_its_heads(
         ),
         ({"k_scale": torch.tensor(0.0)}, "has a scale of 0; expected positive numbers"),
         ({"k_scale": torch.tensor(-2.0)}, "has a scale of -2; expected positive numbers"),
+        ({"v_scale": torch.tensor(torch.inf)}, "has a scale of inf; expected positive numbers"),
     ],
 )
 def test_refusals(
