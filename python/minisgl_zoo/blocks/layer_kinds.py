@@ -59,7 +59,8 @@ def sparse_layers(config: ModelConfig, num_dense: int = 0) -> tuple[bool, ...]:
     types = fields.values.get("mlp_layer_types")
     if types is None:
         return tuple(index >= num_dense for index in range(count))
-    if type(types) is not list or len(types) != count or not {*types} <= {"dense", "sparse"}:
+    kinds = ("dense", "sparse")
+    if type(types) is not list or len(types) != count or any(kind not in kinds for kind in types):
         raise fields.error("mlp_layer_types", f"a list of {count}, each dense or sparse")
     return tuple(kind == "sparse" for kind in types)
 

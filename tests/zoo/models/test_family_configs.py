@@ -168,6 +168,7 @@ def test_dims_that_a_head_does_not_have_cannot_rotate(dims: int, tmp_path: Path)
         ("hunyuan-moe", {"moe_topk": [3, 2]}, "the same number for each of 2 layers"),
         ("ernie4.5-moe", {"use_bias": True}, "mixtures of ERNIE 4.5 with biases are not served"),
         ("mellum-moe", {"mlp_layer_types": ["sparse"] * 2}, "a list of 3, each dense or sparse"),
+        ("mellum-moe", {"mlp_layer_types": [[]] * 3}, "a list of 3, each dense or sparse"),
         ("lfm3", {"layer_types": ["conv"] * 5}, "a list with one or more full_attention"),
         ("granite-swa", {"layer_rope_theta": [1e4] * 4}, "a list of 5 numbers, none below 0"),
     ],
