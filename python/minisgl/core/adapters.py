@@ -55,13 +55,15 @@ def are_adapters(value: Any) -> bool:
     pairs = list(value.items()) if isinstance(value, Mapping) else value
     if not isinstance(pairs, list) or not pairs:
         return False
-    is_right = all(_is_name(name) and isinstance(place, str) and place for name, place in pairs)
-    return is_right and len(dict(pairs)) == len(pairs)
+    return all(map(_is_pair, pairs)) and len(dict(pairs)) == len(pairs)
 
 
-def _is_name(name: Any) -> bool:
-    is_text = isinstance(name, str) and 0 < len(name) <= MAX_ADAPTER_NAME
-    return is_text and name.isprintable() and "=" not in name
+def _is_pair(pair: Any) -> bool:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        return False
+    name, place = pair
+    are_texts = isinstance(name, str) and isinstance(place, str) and name != "" != place
+    return are_texts and len(name) <= MAX_ADAPTER_NAME and name.isprintable() and "=" not in name
 
 
 def adapter_of(name: str, adapters: Adapters, param: str) -> Adapter:

@@ -270,7 +270,7 @@ def _tuple(name: str, values: Any, items: str, kind: type, most: int) -> Any:
         raise InvalidSampling(
             f"{name} may have at most {most} {items}, got {len(values)}", param=name
         )
-    if not is_list or not all(isinstance(value, kind) for value in values):
+    if not is_list or any(not isinstance(x, kind) or isinstance(x, bool) for x in values):
         raise InvalidSampling(f"{name} must be a tuple of {items}, got {brief(values)}", param=name)
     return values
 
