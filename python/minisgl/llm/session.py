@@ -226,11 +226,11 @@ class Session:
             except BaseException as raised:
                 error = raised
             with self.lock:
-                if error or self._is_closed:
-                    self._end(error or _closed())
-                if not (self._calls or self._outgoing):
+                if error or self._is_closed or not (self._calls or self._outgoing):
                     self._is_running = False
                     self.changed.notify_all()
+                    if error or self._is_closed:  # last: an engine that is broken may not close
+                        self._end(error or _closed())
                     return
 
     def _put(self, messages: Sequence[SchedulerMsg | Call]) -> None:

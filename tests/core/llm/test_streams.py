@@ -235,6 +235,35 @@ def test_an_error_of_the_loop_reaches_every_call() -> None:
         llm.generate("a")
 
 
+def test_an_engine_that_an_error_broke_may_not_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As CUDA's, which raises the error again. The call ends all the same."""
+    monkeypatch.setattr(threading, "excepthook", lambda hook: raised.append(hook.exc_value))
+    raised: list[BaseException | None] = []
+    llm = LLM(progress=False, num_pages=256)
+    close = llm._engine.engine.close
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    llm._engine.engine.launch = llm._engine.engine.close = broken
+    failures: list[BaseException] = []
+
+    def generate() -> None:
+        try:
+            llm.generate("Once", LONG)
+        except RuntimeError as error:
+            failures.append(error)
+
+    caller = threading.Thread(target=generate, daemon=True)
+    caller.start()
+    caller.join(20)
+    assert [str(error) for error in failures] == ["the device is gone"]
+    assert [str(error) for error in raised] == ["the device is gone"], "it is told"
+    close()
+
+
 def test_an_interrupt_ends_one_call(llm: LLM) -> None:
     """The calls of other threads go on, and no call is left in the loop."""
 
