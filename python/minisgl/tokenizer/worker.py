@@ -242,8 +242,8 @@ class Work:
         if isinstance(message, DecodeMsg):
             return self._long if len(message.ids) // 4 > SHORT else None
         match message.prompt:
-            case TextPrompt(text=text):
-                is_long = len(text) > SHORT
+            case TextPrompt(text=text, pair=pair):
+                is_long = len(text) + len(pair or "") > SHORT
             case TokenPrompt(ids=ids):
                 is_long = len(ids) // 4 > LONG
             case ChatPrompt() as chat:

@@ -115,7 +115,9 @@ def test_a_short_prompt_and_a_chat_do_not_wait_for_long_ones(
     work.add(message(13, "a" * (SHORT + 1), LIGHT))
     work.add(EncodeMsg(seq=14, prompt=TextPrompt(text="a" * (SHORT + 1)), key=LIGHT))
     work.add(DecodeMsg(seq=15, ids=ids_to_bytes([1] * (SHORT + 1)), key=LIGHT))
-    assert answers(work, 3) == [13, 14, 15]
+    work.add(message(16, TextPrompt(text="a", pair="a" * SHORT), LIGHT))
+    assert not work, "the loop has none of them"
+    assert answers(work, 4) == [13, 14, 15, 16]
     gate.go_on.set()
     assert answers(work, 6) == list(range(6))
 
