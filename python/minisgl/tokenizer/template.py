@@ -188,12 +188,14 @@ def _with_end(message: dict[str, Any], index: int) -> dict[str, Any]:
             f"{message['role']!r}",
             param="continue_final_message",
         )
-    if not message.get("content") or message.get("tool_calls"):
+    content = message["content"]
+    if not content or not isinstance(content, str) or message.get("tool_calls"):
         raise InvalidRequest(
-            f"continue_final_message needs text to continue: {where} has no content, or tool calls",
+            f"continue_final_message needs text to continue: {where} has no content, or has "
+            "images or tool calls",
             param="continue_final_message",
         )
-    return {**message, "content": f"{message['content']}{_END} "}
+    return {**message, "content": f"{content}{_END} "}
 
 
 def _cut_at_end(prompt: str) -> str:

@@ -14,7 +14,7 @@ from helpers.chat_templates import CALL, CHATML, MISTRAL, USER, folder_with, tem
 from helpers.text_checkpoints import make
 from minisgl.errors import CheckpointError, InvalidRequest
 from minisgl.tokenizer import template as bounds
-from minisgl.tokenizer.template import ChatTemplate
+from minisgl.tokenizer.template import ChatTemplate, Part
 
 PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n".format(USER["content"])
 
@@ -22,8 +22,10 @@ PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n".format(USER["
 def test_a_message_that_cannot_be_continued_is_refused() -> None:
     args = {"continue_final_message": True}
     calls = {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]}
+    picture = [{"type": "text", "text": "a"}, Part(type="image")]
     for last, match in (
         (USER, "the role 'user'"),
+        ({"role": "assistant", "content": picture}, "images"),
         ({"role": "assistant", "content": ""}, "no content"),
         (calls, "no content"),
         (calls | {"content": "x"}, "tool calls"),
