@@ -12,8 +12,9 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a bound socket that does not listen yet. Raises ConfigError."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ConfigError(f"--host {host}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: it can be no name of a host
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--host {host}: {reason}") from error
     family, kind, protocol, _, address = infos[0]
     bound = socket.socket(family, kind, protocol)
     # Without it, connections of a server that has just ended would keep the port for a minute.

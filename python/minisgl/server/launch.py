@@ -17,11 +17,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from minisgl import env, plugins
@@ -65,7 +65,7 @@ def launch_server(
             return code
         is_quiet = foreground is not None and args.log_level is None
         if is_quiet and (spinner := plugins.find("start_lines", "spinner")):
-            is_here = args.model is None or Path(args.model).expanduser().exists()
+            is_here = args.model is None or os.path.exists(os.path.expanduser(args.model))
             with spinner(downloads=not is_here) as lines:
                 return _serve(args, signals, foreground, clock, on_url, bound, lines)
         return _serve(args, signals, foreground, clock, on_url, bound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -141,7 +142,7 @@ def find_model(args: ServerArgs) -> ServedModel:
         folder = resolve_checkpoint(
             args.model, source=args.model_source, weights=not args.dummy_weight
         )
-        path = Path(args.model).expanduser()
+        path = Path(os.path.expanduser(args.model))
         is_here = path.exists()
         name = (path.stem if path.is_file() else folder.resolve().name) if is_here else args.model
     if check_checkpoint := plugins.find("checks", "checkpoint"):

@@ -56,14 +56,14 @@ def fetched_adapters(places: Mapping[str, str], source: Source) -> dict[str, str
     Raises ConfigError."""
     folders = {}
     for name, place in places.items():
-        folder = Path(os.path.expanduser(place))
-        if folder.exists() and not folder.is_dir():
+        folder = os.path.expanduser(place)
+        if os.path.isfile(folder):
             raise ConfigError(f"--lora {name}: {place} is a file; an adapter is PEFT's folder")
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             from minisgl.utils.hub import downloaded
 
-            folder = downloaded(place, source, weights=True)
-        folders[name] = str(folder.resolve())
+            folder = str(downloaded(place, source, weights=True))
+        folders[name] = os.path.realpath(folder)
     return folders
 
 

@@ -101,6 +101,31 @@ def test_errors_of_small_files_are_reported_before_any_process_starts(
     assert set(psutil.Process().children()) <= set(before)
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("serve", "--host", "a..b"), 1, "--host a..b: "),
+        (("serve", "--lora", f"a={'x' * 300}"), 1, "x" * 300),
+        (("chat", "~no-such-user/model"), 1, "there is no folder ~no-such-user/model"),
+        (("chat", "x" * 300), 1, "x" * 300),
+    ],
+    ids=["host", "adapter", "no user", "long"],
+)
+@pytest.mark.needs("minisgl_gateway")
+def test_names_that_the_system_refuses_cause_no_traceback(
+    sockets: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(sockets))
+    monkeypatch.setattr("minisgl.utils.hub.why_offline", lambda: "the hub is not asked")
+    ended, out, err = here(*words, "--port", "0")
+    assert (ended, out) == (code, "")
+    assert says in err
+
+
 def test_a_closed_stdout_causes_no_traceback(sockets: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
