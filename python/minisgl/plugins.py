@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any, Final
 
 from minisgl.errors import ConfigError
@@ -89,13 +88,10 @@ class Row:
     when: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
 
-    def module(self) -> ModuleType:
-        """Import the object's module."""
-        return import_module(self.target.partition(":")[0])
-
     def load(self) -> Any:
         """Import the object."""
-        return getattr(self.module(), self.target.partition(":")[2])
+        module, _, name = self.target.partition(":")
+        return getattr(import_module(module), name)
 
 
 def row_of(table: str, name: str, **facts: str) -> Row | None:

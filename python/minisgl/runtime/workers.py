@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
 import threading
 import time
@@ -288,8 +289,9 @@ class Workers:
 
 
 def _cause(deaths: list[WorkerDied]) -> WorkerDied:
-    """Return the death that caused the others: a signal (negative) rather than an error."""
-    return min(deaths, key=lambda death: death.exit_code or 0)
+    """Return the death that caused the others: a signal (negative) rather than an error, and that
+    rather than an end without one."""
+    return min(deaths, key=lambda death: death.exit_code or math.inf)
 
 
 def _engine(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus) -> None:

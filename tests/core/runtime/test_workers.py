@@ -15,7 +15,7 @@ import pytest
 
 from minisgl.errors import PEER_LOST_EXIT, CheckpointError, StartupFailed, WorkerDied
 from minisgl.runtime.worker import Worker, main_module_hidden
-from minisgl.runtime.workers import Peer, Workers
+from minisgl.runtime.workers import Peer, Workers, _cause
 from minisgl.utils.process import WorkerStatus
 
 
@@ -156,6 +156,13 @@ def test_the_death_of_a_worker_names_the_cause(workers: Workers) -> None:
         process.join()
     with pytest.raises(WorkerDied, match="engine-1 process was killed by signal 9"):
         workers.check()
+
+
+def test_an_error_is_the_cause_rather_than_an_end_without_one() -> None:
+    deaths = [WorkerDied("engine-0", 0), WorkerDied("engine-1", None), WorkerDied("engine-2", 1)]
+    assert _cause(deaths).worker == "engine-2"
+    assert _cause([*deaths, WorkerDied("engine-3", -9)]).worker == "engine-3"
+    assert _cause(deaths[:2]).worker == "engine-0"
 
 
 def test_a_worker_that_ends_unasked_has_died(workers: Workers) -> None:
