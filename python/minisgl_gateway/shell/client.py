@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -117,7 +117,7 @@ class Chat:
             return {"id": entry["id"], **entry}
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise self._not_ours() from error
 
     def reset(self, system: str | None = None) -> None:
@@ -224,10 +224,9 @@ class Chat:
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         with self._http.stream("POST", path, json=body) as response:
             self._check(response)
-            for line in response.iter_lines():
-                field, _, data = line.partition(":")
-                if field != "data" or data.strip() == "[DONE]":
-                    continue  # empty lines, comments
+            for data in _data(response.iter_bytes()):
+                if data.strip() == b"[DONE]":
+                    continue
                 chunk = msgspec.json.decode(data)
                 if "error" in chunk:
                     answer.clear()
@@ -255,7 +254,7 @@ class Chat:
             response.read()
             try:
                 raise self._refused(response.json()["error"])
-            except (ValueError, LookupError, TypeError):
+            except (ValueError, LookupError, TypeError, AttributeError):
                 status = response.status_code
                 raise ChatError(f"the server answered with HTTP {status}") from None
 
@@ -271,3 +270,12 @@ class Chat:
 
     def _unreachable(self, error: Exception) -> ChatError:
         return ChatError(f"there is no server at {self._url} ({error or type(error).__name__})")
+
+
+def _data(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the data of a stream's lines. `httpx.Response.iter_lines` breaks a line at U+2028, too,
+    which a model may write."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line[5:] for line in lines if line.startswith(b"data:"))

@@ -56,19 +56,21 @@ def test_unknown_commands_show_the_help(server: ScriptedServer) -> None:
 
 
 @contextmanager
-def one_that_says(stream: bytes) -> Iterator[str]:
-    """The URL of a server whose every answer is this, and whose model is m[red]:x:."""
+def one_that_says(
+    stream: bytes, models: bytes = b'{"data": [{"id": "m[red]:x:"}]}', status: int = 200
+) -> Iterator[str]:
+    """The URL of a server whose every answer is this. models: of GET /v1/models."""
 
     class Says(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.answer(b'{"data": [{"id": "m[red]:x:"}]}')
+            self.answer(models)
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             self.answer(stream)
 
         def answer(self, body: bytes) -> None:
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -84,11 +86,12 @@ def one_that_says(stream: bytes) -> Iterator[str]:
 
 def events(*pieces: str) -> bytes:
     chunks = [{"choices": [{"delta": {"content": x}, "finish_reason": None}]} for x in pieces]
-    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
+    texts = [json.dumps(chunk, ensure_ascii=False) for chunk in chunks]
+    return b"".join(b"data: " + text.encode() + b"\n\n" for text in texts)
 
 
 def test_the_text_of_a_model_is_shown_unchanged() -> None:
-    text = "if x[:x:]:\n\treturn [bold] :heart:\x1b[2J"
+    text = "if x[:x:]:\u2028\n\treturn [bold] :heart:\x1b[2J"
     with one_that_says(b": ping\n\n" + events(*text.split(" ")) + b"data: [DONE]\n\n") as url:
         code, answers, rest = chat(url, "go on\n")
         assert code == 0
@@ -107,6 +110,22 @@ def test_a_failed_answer_ends_with_a_line_feed(more: bytes) -> None:
         code, answers, rest = chat(url, "go on\n")
     assert (code, answers) == (1, "half\n")
     assert rest.splitlines()[1:] == [f"{url} answers, but not as a Mini-SGLang server does"]
+
+
+@pytest.mark.parametrize(
+    ("status", "models", "says"),
+    [
+        (404, b'{"error": "no such page"}', "the server answered with HTTP 404"),
+        (200, b'{"data": ["m"]}', "answers, but not as a Mini-SGLang server does"),
+    ],
+)
+def test_another_kind_of_server(status: int, models: bytes, says: str) -> None:
+    with (
+        one_that_says(b"", models, status) as url,
+        closing(Chat(url)) as asked,
+        pytest.raises(ChatError, match=says),
+    ):
+        assert not asked.model
 
 
 def test_invalid_utf8_and_a_url_that_ends_with_v1(server: ScriptedServer) -> None:
