@@ -63,15 +63,19 @@ def check_context(folder: Path, args: RuntimeArgs) -> None:
 
     If config.json has a RoPE scaling that lengthens it, the engine decides.
     """
-    config = read_json(folder / "config.json")
-    text = config.get("text_config")
-    if isinstance(text, dict):
-        config = {**config, **text}
+    config = _config_of(folder)
     context = config.get("max_position_embeddings")
     if args.max_seq_len is None or type(context) is not int or _is_stretched(config):
         return
     if args.max_seq_len > context:
         raise ConfigError(context_exceeded(args.max_seq_len, context))
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    """Return config.json, in which the fields of the text model count first."""
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
 
 
 def _is_stretched(value: Any) -> bool:
@@ -105,7 +109,7 @@ def check_ranks(folder: Path, args: RuntimeArgs) -> None:
 
     If the machine has no GPUs, or config.json no number of heads or experts, the engine decides.
     """
-    config = read_json(folder / "config.json")
+    config = _config_of(folder)
     num_heads = config.get("num_attention_heads")
     if type(num_heads) is int and 0 < num_heads < args.tp:
         raise ConfigError(

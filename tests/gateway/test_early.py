@@ -56,6 +56,8 @@ def test_ranks_with_enough_gpus(tmp_path: Path, args: dict[str, Any]) -> None:
         ({"num_local_experts": 1, "num_experts": 8}, 2, "the model has 1; leave --ep out"),
         ({"hidden_size": 2}, 2, r"config\.json names none; leave it out"),
         ({"hidden_size": 2}, 1, r"config\.json names none; leave it out"),
+        ({"text_config": {"num_experts": 1}}, 2, "the model has 1; leave --ep out"),
+        ({"text_config": {"num_attention_heads": 2}}, 3, "needs a query head .* has 2; use"),
     ],
 )
 def test_ranks_without_a_head_or_an_expert(
@@ -67,7 +69,10 @@ def test_ranks_without_a_head_or_an_expert(
 
 @pytest.mark.parametrize(
     "config",
-    [{"num_experts": 2}, {"num_experts_per_tok": 2}, {"num_experts": "two"}, {"num_experts": None}],
+    [
+        *({"num_experts": 2}, {"num_experts": "two"}, {"num_experts": None}),
+        *({"num_experts_per_tok": 2}, {"text_config": {"num_experts": 2}}),
+    ],
 )
 def test_enough_experts(tmp_path: Path, config: dict[str, Any]) -> None:
     check(tmp_path, config, tp=2, ep=True, device="cpu")
