@@ -196,7 +196,7 @@ def _with_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     if not message.get("tool_calls"):
         return rest
-    texts = [str(message["content"])] if isinstance(message.get("content"), str) else []
+    texts = list(filter(None, [_text(message.get("content"))]))
     if form.syntax == "python":
         calls = ", ".join(_python(call["function"]) for call in message["tool_calls"])
         return {**rest, "content": "\n".join([*texts, f"{form.begin}[{calls}]{form.end}"])}
@@ -207,7 +207,7 @@ def _with_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
             arguments = json.dumps(arguments, ensure_ascii=False)
         body = f'{{"{form.name_key}": {name}, "{form.key}": {arguments}}}'
         texts.append(f"{form.begin}\n{body}\n{form.end}".rstrip())
-    return {**rest, "content": "\n".join(text for text in texts if text)}
+    return {**rest, "content": "\n".join(texts)}
 
 
 def _python(function: Mapping[str, Any]) -> str:

@@ -126,7 +126,8 @@ def _loose(schema: dict[str, Any]) -> dict[str, Any]:
     need not call writes arguments freely, so a schema that is not enforced is no reason to refuse
     them."""
     kept: dict[str, Any] = {key: schema[key] for key in ("type", "required") if key in schema}
-    for name, part in schema.get("properties", {}).items():
+    declared = schema.get("properties")
+    for name, part in declared.items() if isinstance(declared, dict) else ():
         types = {"type": part["type"]} if isinstance(part, dict) and "type" in part else {}
         kept.setdefault("properties", {})[name] = types
     return kept

@@ -28,6 +28,7 @@ from minisgl_gateway.codec_answers import answer_codec
 from minisgl_zoo.calls import AnswerForm
 from minisgl_zoo.calls.known import CALLS, MESSAGES, PARSERS, REASONING, special_texts
 from minisgl_zoo.calls.plan import _types
+from minisgl_zoo.calls.tool_text import plain_messages
 from minisgl_zoo.grammar.answer import AnswerGrammar
 from minisgl_zoo.grammar.constraint import AnswerPlan
 from minisgl_zoo.grammar.maskers import Grammars
@@ -339,6 +340,14 @@ def test_beside_a_form_tools_may_have_any_schema(name: str, call: str) -> None:
     assert matches(grammar, '{"city": "Bonn", "days": 3}')
 
 
+def test_beside_a_form_a_tool_may_have_an_empty_list_as_properties() -> None:
+    """PHP writes an empty object so."""
+    plan = AnswerPlan(form=AnswerForm(calls="hermes"), tools=(("go", {"properties": []}),))
+    grammar, _ = plan.resolve(SamplingParams(structured_outputs={"json": WEATHER}), without_marks())
+    assert matches(grammar, '<tool_call>{"name": "go", "arguments": {}}</tool_call>')
+    assert matches(grammar, '{"city": "Bonn", "days": 3}')
+
+
 def arguments(to: Any, defs: Any = None, **others: Any) -> dict[str, Any]:
     return {
         "type": "object",
@@ -585,6 +594,19 @@ def test_a_router_gets_the_ids_of_a_prompt_with_tools(tokenizer: Tokenizer) -> N
     reply = answer_codec(encoder, EncodeMsg(seq=1, prompt=prompt))
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=CodecReply)
     assert sent.ids == encoder.encode(prompt).ids
+
+
+@pytest.mark.parametrize("calls", ["hermes", "lfm2"])
+@pytest.mark.parametrize("content", ["I look.", [{"type": "text", "text": "I look."}], "", None])
+def test_calls_follow_the_text_beside_them(calls: str, content: Any) -> None:
+    """Where the template writes no calls, they become content."""
+    source = "{% for message in messages %}{{ message.content }};{% endfor %}"
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    asks = {"role": "assistant", "content": content, "tool_calls": [call]}
+    user = {"role": "user", "content": "a"}
+    _, said = plain_messages([user, asks], [], ChatTemplate({"default": source}, {}), calls)
+    begin = CALLS[calls].begin
+    assert said["content"].startswith(f"I look.\n{begin}" if content else begin)
 
 
 def test_the_type_of_an_argument_of_several_types_is_unknown() -> None:
