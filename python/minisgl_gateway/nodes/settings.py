@@ -13,6 +13,9 @@ from minisgl.version import __version__
 from minisgl_gateway.args import GatewayArgs
 
 TAIL_BYTES: Final = 1 << 16  # of each weight file, for the digest
+WEIGHTS: Final = (".safetensors", ".gguf")
+OF_THE_FILE: Final = "tensors.json"
+"""The index of a GGUF file's folder, which has the time of the file, another one on each node."""
 
 OWN: Final = frozenset(
     ("model", "model_source", "node_rank", "dist_init_addr", "dry_run", "shell", "log_level",
@@ -75,17 +78,19 @@ def difference(ours: dict[str, str], theirs: dict[str, str]) -> str:
 
 
 def _digest(folder: Path, *, weights: bool) -> str:
-    """Return a hash of the JSON files, and of the names, sizes and ends of the weight files."""
+    """Return a hash of the JSON files and templates, and of the names, sizes and ends of the weight
+    files."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
+        has_weights = path.suffix in WEIGHTS
         is_index = path.name.endswith(".safetensors.index.json")
-        if path.suffix not in (".json", ".safetensors"):
+        if path.name == OF_THE_FILE or path.suffix not in (".json", ".jinja", *WEIGHTS):
             continue
-        if not weights and (is_index or path.suffix == ".safetensors"):
+        if not weights and (is_index or has_weights):
             continue  # with random weights a node may lack them
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(0 if path.suffix == ".json" else max(size - TAIL_BYTES, 0))
+            file.seek(max(size - TAIL_BYTES, 0) if has_weights else 0)
             digest.update(f"{path.name} {size} ".encode())
             digest.update(file.read())
     return digest.hexdigest()[:12]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 import socket
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from helpers.background import Background
+from helpers.gguf_files import write
 from helpers.running_server import free_ports
 from minisgl import env
 from minisgl.builtin import model_path
@@ -23,7 +26,8 @@ from minisgl.utils.zmq import Endpoints
 from minisgl_gateway.args import GatewayArgs
 from minisgl_gateway.nodes.join import ANSWER_S, gather_nodes, join_node_0, with_network
 from minisgl_gateway.nodes.link import Gone, Hello, NodeLink, NodeMsg
-from minisgl_gateway.nodes.settings import OF_NODE_0, OWN, given_of_node_0, settings_of
+from minisgl_gateway.nodes.settings import OF_NODE_0, OWN, _digest, given_of_node_0, settings_of
+from minisgl_zoo.gguf.folder import gguf_folder
 
 LOOPBACK = "127.0.0.1"
 
@@ -98,6 +102,29 @@ def test_nodes_that_are_refused(pool: Background, tmp_path: Path) -> None:
     right = join(pool, args, 1)
     assert [link.name for link in gathered.result(60)] == ["node 1"]
     assert right.result(60).name == "node 0"
+
+
+def test_what_makes_two_checkpoints_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of a GGUF file differs between nodes; its weights, and a chat's template, do not."""
+    monkeypatch.setenv("MINISGL_CACHE_DIR", str(tmp_path / "cache"))
+    folders = []
+    for name, time_s in (("a", 1), ("b", 2)):
+        path = tmp_path / name / "m.gguf"
+        path.parent.mkdir()
+        write(path, "llama", GGMLQuantizationType.Q4_0)
+        os.utime(path, (time_s, time_s))
+        folders.append(gguf_folder(path))
+    first, second = folders
+    assert _digest(first, weights=True) == _digest(second, weights=True)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert _digest(first, weights=True) != _digest(second, weights=True)
+    assert _digest(first, weights=False) == _digest(second, weights=False)
+    (second / "chat_template.jinja").write_text("x")
+    assert _digest(first, weights=False) != _digest(second, weights=False)
 
 
 OWN_VARIABLES = {
