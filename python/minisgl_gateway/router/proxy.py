@@ -261,8 +261,8 @@ class RouterApp:
                 self._fleet.failed(replica, error)
                 if not may_retry:
                     raise Broken(
-                        f"replica {replica.name} failed before it answered ({error}), and no other "
-                        "one is up; try again later"
+                        f"replica {replica.name} failed before it answered ({error}); try again "
+                        "later"
                     ) from None
             except asyncio.CancelledError:
                 outcome = "left"

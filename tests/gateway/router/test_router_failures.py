@@ -122,6 +122,21 @@ def test_a_request_without_an_answer_is_sent_to_another_replica_once() -> None:
     breaking.close()
 
 
+def test_a_request_that_two_replicas_fail_goes_to_no_third() -> None:
+    breaking = [Breaking(before=True) for _ in range(2)]
+    with (
+        ScriptedServer() as server,
+        RouterThread([*(x.url for x in breaking), server.url]) as router,
+    ):
+        answer = complete(router.url, "one two")
+        assert answer.status_code == 502
+        ends = "failed before it answered (the connection ended); try again later"
+        assert answer.json()["error"]["message"].endswith(ends)
+        assert ([each.num_asked for each in breaking], server.received) == ([1, 1], [])
+    for each in breaking:
+        each.close()
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
