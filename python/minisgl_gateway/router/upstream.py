@@ -119,6 +119,7 @@ class Upstream:
         try:
             parts = urlsplit(url)
             port = parts.port
+            (parts.hostname or "").encode("idna")  # as a connection does
         except ValueError:
             parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):

@@ -501,7 +501,7 @@ def test_the_command_serves_until_it_is_ended(server: ScriptedServer) -> None:
         assert process.wait(60) == 0
 
 
-@pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:99999999"])
+@pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:99999999", "http://a..b"])
 def test_what_is_no_server_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert gateway_command(["--upstream", url], 0.0) == 1
     assert f"--upstream {url}: must be the address of a server" in capsys.readouterr().err
