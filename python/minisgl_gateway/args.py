@@ -22,6 +22,7 @@ from minisgl.server.args import FOR_ONE, ServerArgs
 from minisgl_gateway.tls import tls_context
 
 MAX_BASE_PORT: Final = 64_999  # the ranks use ports above it, at most 1 + --tp
+DEFAULT_RESTARTS: Final = 3
 
 
 def is_interface(host: str) -> bool:
@@ -194,7 +195,7 @@ class GatewayArgs(ServerArgs):
         "new requests wait, and open ones go on where they were afterwards",
     )
     max_restarts: int = option(
-        3,
+        DEFAULT_RESTARTS,
         whole(1),
         "running",
         "the most restarts within an hour; the server ends at the next failure",
@@ -292,8 +293,9 @@ class GatewayArgs(ServerArgs):
                 f"--drafts {self.draft_names} does not go with --record: a replay has no text to "
                 "make drafts from; leave one of them out"
             )
-        if self.no_resume and not self.restart:
-            return "--no-resume changes what --restart does; add that, or leave it out"
+        if not self.restart and (self.no_resume or self.max_restarts != DEFAULT_RESTARTS):
+            flag = "--no-resume" if self.no_resume else "--max-restarts"
+            return f"{flag} changes what --restart does; add that, or leave it out"
         if self.nnodes == 1:
             if self.node_rank or self.dist_init_addr:
                 return "--node-rank and --dist-init-addr need --nnodes 2 or more"

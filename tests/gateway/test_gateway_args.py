@@ -45,6 +45,7 @@ def test_they_are_flags_of_the_server() -> None:
         ("--otlp-endpoint http://localhost:abc", "such as http://localhost:4318"),
         ("--otlp-endpoint http://localhost:99999", "such as http://localhost:4318"),
         ("--no-resume", "--no-resume changes what --restart does"),
+        ("--max-restarts 9", "--max-restarts changes what --restart does"),
         ("--restart --tp 2 --nnodes 2 --dist-init-addr h:2000", "works on one machine"),
     ],
 )
