@@ -130,7 +130,8 @@ def main(argv: list[str]) -> int:
             extra=args.extra,
         )
         before = scrape(args.url, api_key)
-        result: dict[str, Any] = {"kind": "online", "target": _public(target), "server": server}
+        shown = {name: value for name, value in asdict(target).items() if name != "api_key"}
+        result: dict[str, Any] = {"kind": "online", "target": shown, "server": server}
         result |= {"slo": asdict(args.slo), "load_before": load}
         if args.sweep is not None:
             result |= {"kind": "sweep", **sweep(target, args)}
@@ -299,11 +300,6 @@ def _bar(num_requests: int) -> Iterator[Callable[[int, int], None]]:
             )
 
         yield add
-
-
-def _public(target: Target) -> dict[str, Any]:
-    """Return the target's fields without the key."""
-    return {name: value for name, value in asdict(target).items() if name != "api_key"}
 
 
 def token_span(text: str) -> tuple[int, int]:

@@ -126,16 +126,11 @@ class SelfCheck:
                 "drafts": self._drafters,
                 "draft_model": args.draft_model,
             }
-        if self._has_graphs:
+        if args.cuda_graph_max_bs > 0 and args.device != "cpu" and torch.cuda.is_available():
             engines["without CUDA graphs"] = {"cuda_graph_max_bs": 0}
         if args.tp > 1 and not args.dummy_weight:
             engines["on one rank"] = {"tp": 1, "ep": False}
         return engines
-
-    @property
-    def _has_graphs(self) -> bool:
-        on_gpu = self._args.device != "cpu" and torch.cuda.is_available()
-        return on_gpu and self._args.cuda_graph_max_bs > 0
 
     def _of_one_engine(self, llm: LLM) -> Iterator[Condition]:
         everything = range(len(self._prompts))

@@ -143,7 +143,7 @@ def compile_part(arguments: list[str]) -> None:
     for shape, gated, tile in jobs[part::parts]:
         counts = blank(shape.experts, dtype=torch.int32)  # nothing to do
         rows = blank(shape.experts, 1, dtype=torch.int32)
-        x, wide, narrow = blank(1, shape.hidden), blank(shape.top_k, shape.hidden), None
+        x, wide = blank(1, shape.hidden), blank(shape.top_k, shape.hidden)
         narrow = blank(shape.top_k, shape.inner)
         if gated:
             moe.grouped_gemm(x, wide, counts, rows, None, narrow, tile)

@@ -28,16 +28,6 @@ Client = Callable[[str], int]
 """Talks to the server at a URL. Returns the exit code."""
 
 
-def chat(argv: Sequence[str], began: float) -> int:
-    """Chat in this terminal. Returns the exit code."""
-    return _until_ctrl_c("chat", argv, began)
-
-
-def run(argv: Sequence[str], began: float) -> int:
-    """Print one answer. Returns the exit code."""
-    return _until_ctrl_c("run", argv, began)
-
-
 def client_parser(command: str) -> Parser:
     """Return the parser of `minisgl chat` or `minisgl run`."""
     does = {"chat": "Chat with a model in this terminal.", "run": "Print one answer, and end."}
@@ -86,10 +76,15 @@ def _serve_beside(args: ServerArgs, client: Client, began: float) -> int:
 
 
 def _until_ctrl_c(command: str, argv: Sequence[str], began: float) -> int:
+    """Run the command, and return the exit code."""
     try:
         return _run_client(command, argv, began)
     except KeyboardInterrupt:
         return 130
+
+
+chat = partial(_until_ctrl_c, "chat")
+run = partial(_until_ctrl_c, "run")
 
 
 def _run_client(command: str, argv: Sequence[str], began: float) -> int:

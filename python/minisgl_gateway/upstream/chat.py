@@ -207,11 +207,9 @@ class UpstreamChat(Chat):
             answer = await self._ask(request, f"{self._base}/models", None)
             entries = msgspec.json.decode(await self._body(answer, request), type=_Entries)
             found = [entry.model for entry in entries.data]
-        except RequestError as error:
-            if error.status not in (404, 405):
+        except (RequestError, msgspec.DecodeError) as error:
+            if isinstance(error, RequestError) and error.status not in (404, 405):
                 raise
-            found = []
-        except msgspec.DecodeError:
             found = []
         if len(self._lists) >= MAX_LISTS:
             self._lists.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from minisgl.core import Finished
 from minisgl.server.args import ServerArgs
 from minisgl.server.observe import EndedPrompt
 from minisgl.utils.logger import get_logger
@@ -17,6 +16,7 @@ class RequestLog:
 
     def ended(self, prompt: EndedPrompt) -> None:
         origin, end = prompt.origin, prompt.end
+        cost = end and end.cost
         log_fields(
             logger,
             "request",
@@ -35,7 +35,8 @@ class RequestLog:
             output_tokens=end and end.num_output_tokens,
             chunks=end and end.num_chunks,
             retractions=end and end.num_retractions,
-            **_cost_fields(end),
+            device_ms=cost and _ms(cost[0]),
+            energy_j=cost and round(cost[1], 6),
         )
 
     def close(self) -> None:
@@ -49,9 +50,3 @@ def request_log(args: ServerArgs, model: str) -> RequestLog | None:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
-
-
-def _cost_fields(end: Finished | None) -> dict[str, float]:
-    if end is None or end.cost is None:
-        return {}
-    return {"device_ms": _ms(end.cost[0]), "energy_j": round(end.cost[1], 6)}

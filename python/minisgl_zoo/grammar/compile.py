@@ -40,7 +40,7 @@ def answer_grammar(structured_outputs: dict[str, Any]) -> dict[str, Any]:
         case "json_object":
             return json_grammar({"type": "object"})
         case "regex":
-            return {"lark_grammar": f"start: {regex_literal(value)}"}
+            return {"lark_grammar": f"start: /{llguidance.regex_to_lark(value)}/"}
         case "choice":
             return {"lark_grammar": "start: " + " | ".join(map(text_literal, value))}
     if len(value) > MAX_GBNF and not is_lark_syntax(value):
@@ -61,19 +61,9 @@ def json_grammar(schema: Any) -> dict[str, Any]:
     return {"json_schema": {**prepared(schema), "x-guidance": JSON_LAYOUT}}
 
 
-def definitions_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the definitions to which references in a part of the schema point."""
-    return {key: schema[key] for key in _DEFINITIONS if key in schema}
-
-
 def text_literal(text: str) -> str:
     """Return `text` as a literal of llguidance's Lark."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def regex_literal(regex: str) -> str:
-    """Return a regex as a literal of llguidance's Lark."""
-    return f"/{llguidance.regex_to_lark(regex)}/"
 
 
 def compiled(structured_outputs: dict[str, Any]) -> str:
@@ -138,7 +128,9 @@ def _summary(message: str) -> str:
 
 def _locate(path: str, schema: Any, reason: str) -> tuple[str, str]:
     """Return the path of the smallest part of `schema` that is refused with the same reason."""
-    definitions = definitions_of(schema) if isinstance(schema, dict) else {}
+    definitions = {}  # to which references in a part of the schema point
+    if isinstance(schema, dict):
+        definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
     deadline = time.monotonic() + SEARCH_S
     part = schema
     while reason != trial.TOO_LONG:  # which all parts together can cause

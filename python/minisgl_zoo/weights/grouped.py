@@ -130,7 +130,9 @@ class GroupedWeight(QuantisedWeight):
             self.declare("input_group", torch.int32, *input_groups, stacked=stacked)
 
     def dense(self) -> Tensor:
-        numbers, scale, zeros = self._unpacked() if self.panels else self._tensors()
+        numbers, scale, zeros = self.packed, self.scale, self.zero
+        if self.panels:
+            numbers, scale, zeros = self._unpacked()
         if self._kind.bits == 4:
             numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
         numbers = numbers[..., : self._columns]
@@ -140,9 +142,6 @@ class GroupedWeight(QuantisedWeight):
     @property
     def _middle(self) -> int:
         return 1 << (self._kind.bits - 1)
-
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        return self.packed, self.scale, self.zero
 
     def _unpacked(self) -> tuple[Tensor, Tensor, Tensor | None]:
         if self._kind.bits == 4:

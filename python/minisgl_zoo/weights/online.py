@@ -85,7 +85,8 @@ class OnlineScaled(ScaledWeight):
         numbers = partial(_numbers, kind=kind, loss=self.loss)
         tensors = [replace(part, stored=torch.float32, rearrange=numbers) for part in parts]
         self.declare("tensor", NUMBERS[kind], *tensors, rows=rows, stacked=stacked)
-        scales = [_scale_part(part, kind) for part in parts]
+        made = partial(_scales, kind=kind)
+        scales = [replace(part, stored=torch.float32, rearrange=made) for part in parts]
         self.declare("scale", torch.float32, *scales, stacked=stacked)
 
     def init_buffers(self, device: torch.device) -> None:
@@ -97,10 +98,6 @@ def name_of(parts: Sequence[Part]) -> str:
     """What the log calls a weight."""
     first = next(part.module for part in parts if part.share)
     return first if len(parts) == 1 else f"{first} and {len(parts) - 1} more"
-
-
-def _scale_part(part: Part, kind: Kind) -> Part:
-    return replace(part, stored=torch.float32, rearrange=partial(_scales, kind=kind))
 
 
 def pieces(shape: Sequence[int], unit: Unit) -> Iterator[tuple[slice, slice]]:
