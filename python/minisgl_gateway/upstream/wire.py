@@ -219,7 +219,7 @@ class Reader:
         self._stop: str | int | None = None
         self._usage = _Usage()
         self._timings: Timings | UnsetType = UNSET
-        self._num_calls = 0
+        self._indices: list[int | None] = []  # of the calls; the first may be any number
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -271,11 +271,10 @@ class Reader:
     def _call(self, call: _Call) -> list[Part]:
         function = call.function or _Function()
         parts: list[Part] = []
-        begins = call.index is None or call.index >= self._num_calls
-        if begins:
-            self._num_calls += 1
+        if call.index is None or call.index not in self._indices:
+            self._indices.append(call.index)
             parts.append(("call", function.name or ""))
-        elif call.index != self._num_calls - 1:
+        elif call.index != self._indices[-1]:
             raise UpstreamFailed("the upstream mixes the pieces of two tool calls")
         if function.arguments:
             parts.append(("arguments", function.arguments))

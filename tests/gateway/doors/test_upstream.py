@@ -265,8 +265,9 @@ STREAM = (
     chunk({"role": "assistant", "content": ""}),
     chunk({"reasoning": "hm"})[:9],
     chunk({"reasoning": "hm"})[9:] + chunk({"content": "é"}),
-    chunk(call(0, name="f", arguments="")) + chunk(call(0, arguments='{"a":')),
-    chunk(call(0, arguments="1}")) + chunk(call(1, name="g", arguments="{}")),
+    # Some servers count calls from 1, or by the place of the tool.
+    chunk(call(1, name="f", arguments="")) + chunk(call(1, arguments='{"a":')),
+    chunk(call(1, arguments="1}")) + chunk(call(3, name="g", arguments="{}")),
     chunk({}, "tool_calls") + USAGE + "data: [DONE]\n\n",
 )
 
