@@ -45,8 +45,7 @@ class OwnRanks:
         try:
             self._workers.start_engine(args)
             self._workers.wait_ready()
-            info = self._workers.info
-            self.context = int(min(info["max_seq_len"], info["num_pages"] * info["page_size"]))
+            self.context = int(self._workers.info["context_length"])
         except BaseException:
             self.close()
             raise

@@ -13,7 +13,7 @@ from minisgl.runtime.args import RuntimeArgs
 from minisgl.runtime.observers import create_observers
 from minisgl.runtime.rank_loop import RankLoop
 from minisgl.runtime.scheduling import create_grammars, scheduler_config
-from minisgl.scheduler import Scheduler
+from minisgl.scheduler import Scheduler, SchedulerConfig
 from minisgl.tokenizer.defaults import end_of_sequence_ids
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from minisgl.utils.logger import get_logger
@@ -31,9 +31,8 @@ PROGRESS_EVERY_S: Final = 2.0
 def engine_worker(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus) -> None:
     """Serve until an `ExitMsg`. The checkpoint is at `args.folder`.
 
-    When it is ready, rank 0 reports num_pages, page_size, max_seq_len, max_prefill_tokens, memory
-    (the table) and start_s (seconds of each part of its start). With --dry-run it reports only
-    `memory`, and the process ends.
+    When it is ready, rank 0 reports context_length, memory (the table) and start_s (seconds of each
+    part of its start). With --dry-run it reports only `memory`, and the process ends.
     """
     clock = StartClock(status.spawned_at)
     clock.lap("imports")
@@ -70,7 +69,7 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus)
         if vocabulary:
             vocabulary.result()
         clock.lap("scheduler")
-        status.ready(_info(engine, clock) if leads else {})
+        status.ready(_info(engine, settings, clock) if leads else {})
         loop.run()
     except Exception:
         # Steps on the device may wait for other ranks without end.
@@ -88,12 +87,9 @@ def engine_worker(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus)
             observer.close()
 
 
-def _info(engine: Engine, clock: StartClock) -> dict[str, object]:
+def _info(engine: Engine, settings: SchedulerConfig, clock: StartClock) -> dict[str, object]:
     return {
-        "num_pages": engine.memory.num_pages,
-        "page_size": engine.page_size,
-        "max_seq_len": engine.max_seq_len,
-        "max_prefill_tokens": engine.max_prefill_tokens,
+        "context_length": min(settings.max_seq_len, settings.num_pool_tokens),
         "memory": str(engine.memory),
         "start_s": clock.part_s,
     }

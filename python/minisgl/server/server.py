@@ -89,8 +89,7 @@ class Server:
 
     @property
     def _context_length(self) -> int:
-        info = self._workers.info
-        return int(min(info["max_seq_len"], info["num_pages"] * info["page_size"]))
+        return int(self._workers.info["context_length"])
 
     async def serve(self, on_ready: Callable[[], None]) -> None:
         """Serve until `stop`. Raises EngineError if a worker or this server fails before that."""

@@ -20,6 +20,10 @@ from minisgl.engine import Engine, EngineConfig
 from minisgl.message import UserMsg, ids_to_bytes
 from minisgl.models import ModelConfig, ModelSpec
 from minisgl.models.families.dense import QWEN3
+from minisgl.runtime.args import RuntimeArgs
+from minisgl.runtime.engine_worker import _info
+from minisgl.runtime.scheduling import scheduler_config
+from minisgl.utils.start import StartClock
 
 WINDOW, CHUNK, PAGE_SIZE = 13, 16, 4
 MOST_PAGES = 9  # (13 + 16) / 4, and a page that is begun at both ends
@@ -100,6 +104,20 @@ def test_pages_are_bounded_by_the_window(
         # While it decodes: the window, and a page that is begun at both ends.
         assert max(used[-40:]) <= WINDOW // PAGE_SIZE + 2
         assert scheduler.requests.cache.num_cached_pages > MOST_PAGES  # kept for others, evictable
+    finally:
+        engine.close()
+
+
+def test_the_context_is_what_the_scheduler_admits(
+    mistral: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients see it, and `max_tokens` is lowered to it. The pages hold 80 tokens."""
+    folder, _ = mistral
+    engine = make_engine(folder, monkeypatch, num_pages=20)
+    try:
+        settings = scheduler_config(RuntimeArgs(offline=True), engine, frozenset())
+        info = _info(engine, settings, StartClock())
+        assert info["context_length"] == 512
     finally:
         engine.close()
 
