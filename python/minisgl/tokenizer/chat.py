@@ -49,7 +49,7 @@ class ChatEncoder:
         self,
         messages: Sequence[Mapping[str, Any]],
         args: Mapping[str, Any] | None = None,
-        check: Callable[[str], None] = lambda text: None,
+        check: Callable[[str], object] = lambda text: None,
     ) -> list[int]:
         """Return the ids of the prompt of `messages`, at least one. Raises InvalidRequest.
 

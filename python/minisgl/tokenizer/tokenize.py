@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -86,7 +86,9 @@ class Encoded:
     uncut: int = 0
 
 
-EncodeChat = Callable[["PromptEncoder", ChatPrompt, Callable[[str], None]], Encoded]
+Kept = Literal["all", "first", "last"]
+
+EncodeChat = Callable[["PromptEncoder", ChatPrompt, Callable[[str], object]], Encoded]
 """The row `chat` of the table `answers`: encodes a chat whose answer may have parts. The last
 argument gets the prompt's text before it is encoded, and may raise. Raises InvalidRequest."""
 
@@ -133,21 +135,24 @@ class PromptEncoder:
         return found or _encode_plain_chat
 
     def encode(
-        self, prompt: TextPrompt | ChatPrompt | TokenPrompt, context_length: int | None = None
+        self,
+        prompt: TextPrompt | ChatPrompt | TokenPrompt,
+        context_length: int | None = None,
+        kept: Kept = "all",
     ) -> Encoded:
         """Return the prompt, with at least one id.
 
         If the client sends ids, only their sign is checked. The scheduler checks them against the
-        vocabulary, and the prompt's length. Raises InvalidRequest, and PromptTooLong if a part of
-        the text has more than twice `context_length` tokens.
+        vocabulary, and the prompt's length. kept: which tokens `truncate_prompt_tokens` keeps.
+        Raises InvalidRequest, and PromptTooLong if a part of the text has more than twice
+        `context_length` tokens; of a text that is cut anyway, that part is encoded instead.
         """
         match prompt:
             case TextPrompt(text=text, pair=str(pair)):
-                for part in (text, pair):
-                    self._check_text(part, context_length)
-                return _encoded_pair(self.tokenizer, text, pair)
+                self._part(text, context_length)
+                return _encoded_pair(self.tokenizer, text, self._part(pair, context_length, kept))
             case TextPrompt(text=text, add_special_tokens=adds):
-                self._check_text(text, context_length)
+                text = self._part(text, context_length, kept)
                 ids = ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=adds))
                 # An empty text is refused even if the tokenizer would add a special token.
                 if not text or not ids:
@@ -166,7 +171,7 @@ class PromptEncoder:
     def _chat_ids(self, prompt: ChatPrompt, context_length: int | None) -> Encoded:
         """Return a chat whose messages have no images, or `Part`s for them."""
         # The template writes all special tokens, the BOS token included.
-        check = partial(self._check_text, context_length=context_length)
+        check = partial(self._part, context_length=context_length)
         prediction = self._prediction(prompt.prediction, context_length)
         if prompt.is_split:
             return replace(self._encode_chat(self, prompt, check), prediction=prediction)
@@ -252,10 +257,15 @@ class PromptEncoder:
                 "for each token of the context; send the part that the answer may repeat",
                 param="prediction",
             )
-        self._check_text(text, None)
+        self._part(text, None)
         return ids_to_bytes(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _check_text(self, text: str, context_length: int | None) -> None:
+    def _part(self, text: str, context_length: int | None, kept: Kept = "all") -> str:
+        """Return the text, or the part that is encoded instead (`encode`).
+
+        The part doubles while its tokens are long, for example runs of spaces. Twice the context,
+        because its end may have more tokens than in the whole text.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -263,29 +273,25 @@ class PromptEncoder:
                 f"the text is no valid Unicode: a lone surrogate at character {error.start}",
                 param="prompt",
             ) from error
-        if context_length is not None:
-            _refuse_far_too_long(self.tokenizer, text, context_length)
-
-
-def _refuse_far_too_long(tokenizer: Tokenizer, text: str, context_length: int) -> None:
-    """Raise PromptTooLong if the start of `text` has more than twice `context_length` tokens.
-
-    Twice, because the end of a part may have more tokens than in the whole text. While tokens are
-    long, for example runs of spaces, the part doubles.
-    """
-    num_characters = FAR_TOO_LONG * context_length
-    while num_characters < len(text):
-        num_tokens = len(tokenizer.encode(text[:num_characters], add_special_tokens=False))
-        if num_tokens > 2 * context_length:
-            raise PromptTooLong(
-                f"the prompt has {len(text):,} characters, of which the first {num_characters:,} "
-                f"are {num_tokens:,} tokens, but {CONTEXT_IS} {context_length} tokens; the prompt "
-                "is too long, so shorten it",
-                limit=context_length,
-                got=num_tokens,
-                param="prompt",
-            )
-        num_characters *= 2
+        if context_length is None:
+            return text
+        num_characters = FAR_TOO_LONG * context_length
+        while num_characters < len(text):
+            part = text[-num_characters:] if kept == "last" else text[:num_characters]
+            num_tokens = len(self.tokenizer.encode(part, add_special_tokens=False))
+            if num_tokens > 2 * context_length:
+                if kept != "all":
+                    return part
+                raise PromptTooLong(
+                    f"the prompt has {len(text):,} characters, of which the first "
+                    f"{num_characters:,} are {num_tokens:,} tokens, but {CONTEXT_IS} "
+                    f"{context_length} tokens; the prompt is too long, so shorten it",
+                    limit=context_length,
+                    got=num_tokens,
+                    param="prompt",
+                )
+            num_characters *= 2
+        return text
 
 
 def _encoded_pair(tokenizer: Tokenizer, first: str, second: str) -> Encoded:
@@ -315,7 +321,7 @@ def has_images(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _encode_plain_chat(
-    encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str], None]
+    encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str], object]
 ) -> Encoded:
     """Return the ids of a chat whose answer is text. Raises InvalidRequest for an option that only
     a package with `answers` reads."""

@@ -54,7 +54,7 @@ from minisgl.message.frontend import (
     UserReply,
 )
 from minisgl.tokenizer.detokenize import Detokenizer
-from minisgl.tokenizer.tokenize import Encoded, PromptEncoder, has_images
+from minisgl.tokenizer.tokenize import Encoded, Kept, PromptEncoder, has_images
 from minisgl.tokenizer.tokenizer import load_tokenizer, warn_of_unknown_ids
 from minisgl.utils.process import WorkerStatus
 from minisgl.utils.turns import TurnQueue, TurnThreads
@@ -259,7 +259,9 @@ class Work:
         if not (message := self._open.get(uid)):
             return
         with self._failing(message):
-            encoded = self._encoder.encode(message.prompt, message.context_length)
+            is_cut = message.sampling.truncate_prompt_tokens is not None
+            kept: Kept = ("first" if message.sampling.pooling else "last") if is_cut else "all"
+            encoded = self._encoder.encode(message.prompt, message.context_length, kept)
             if has_grammar(message):
                 self._grammars.submit(_key(message), partial(self._finish, uid, encoded))
             else:

@@ -37,7 +37,7 @@ STRENGTH: Final = "reasoning_strength"
 
 
 def encode_chat(
-    encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str], None]
+    encoder: PromptEncoder, prompt: ChatPrompt, check: Callable[[str], object]
 ) -> Encoded:
     """Return a chat's prompt, with the plan of its answer if that may have parts.
 

@@ -128,6 +128,35 @@ def test_a_text_that_is_far_too_long_is_not_tokenized_whole(
     assert "context length is 10 tokens; the prompt is too long" in answer.message
 
 
+@pytest.mark.needs("minisgl_zoo")
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"max_tokens": 3}, slice(-20, None)),
+        ({"max_tokens": 0, "pooling": "mean"}, slice(20)),
+    ],
+    ids=["last", "first"],
+)
+def test_of_a_text_that_is_cut_anyway_a_part_is_tokenized(
+    encoder: PromptEncoder, options: Any, kept: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = " ".join(map(str, range(5000)))
+    whole = encoder.tokenizer.encode(text)
+    encode, seen = type(encoder.tokenizer).encode, list[int]()
+
+    def counted(self: Any, text: str, **rest: Any) -> list[int]:
+        seen.append(len(text))
+        return encode(self, text, **rest)
+
+    monkeypatch.setattr(type(encoder.tokenizer), "encode", counted)
+    sampling = SamplingParams(truncate_prompt_tokens=20, seed=1, **options)
+    message = TokenizeMsg(uid=1, prompt=TextPrompt(text=text), sampling=sampling, context_length=50)
+    answer = answered(encoder, message)
+    assert isinstance(answer, UserMsg), answer
+    assert ids_from_bytes(answer.ids).tolist() == whole[kept]
+    assert seen == [800, 800]
+
+
 def test_a_template_that_writes_nothing(tmp_path: Path) -> None:
     folder = make(tmp_path, "byte_level", config={"chat_template": "{{ messages[0].content }}"})
     tokenizer = load_tokenizer(folder)

@@ -13,6 +13,7 @@ import torch
 from helpers.embedders import TEXTS, pair_logits, save_encoder
 from minisgl.errors import CheckpointError, ConfigError, InvalidRequest, PromptTooLong
 from minisgl.llm import LLM, SamplingParams
+from minisgl.message import TextPrompt
 from minisgl.models.loading.reading import read_config
 from minisgl.models.registry import spec_of
 from minisgl_zoo.pooling.recipe import read_recipe
@@ -110,6 +111,19 @@ def test_a_document_is_cut_to_the_context(llm: LLM, folder: Path) -> None:
         llm.score("a", [long], truncate_prompt_tokens=4)
     with pytest.raises(InvalidRequest, match="tokens are not the document's, so a cut to 32"):
         llm.score(long, ["a"], truncate_prompt_tokens=-1)
+
+
+def test_of_a_document_that_is_far_too_long_the_start_is_encoded(llm: LLM) -> None:
+    prompt = TextPrompt(text=QUERY, pair="the capital of china " * 2000)
+    cut = SamplingParams(pooling="cls", logit_ids=(0,), truncate_prompt_tokens=32)
+    part = llm._encoder.encode(prompt, 32, "first")
+    assert len(part.ids) // 4 < 200
+    requests = [llm._encoder.request(each, cut, "") for each in (part, llm._encoder.encode(prompt))]
+    assert requests[0] == requests[1]
+    with pytest.raises(PromptTooLong, match="the prompt is too long"):
+        llm._encoder.encode(prompt, 32)
+    with pytest.raises(PromptTooLong, match="the prompt is too long"):
+        llm._encoder.encode(TextPrompt(text=prompt.pair or "", pair="a"), 32, "first")
 
 
 def test_what_a_cross_encoder_has_not_is_refused(llm: LLM, folder: Path, tmp_path: Path) -> None:
