@@ -31,8 +31,14 @@ from msgspec.structs import replace
 
 from minisgl.core import Accepted, Failed, Finished
 from minisgl.errors import EngineError, OutOfDeviceMemory
-from minisgl.message import ChatPrompt, TextReply, TokenizeMsg, ids_from_bytes, ids_to_bytes
-from minisgl.server.call import RequestReply
+from minisgl.message import (
+    ChatPrompt,
+    RequestReply,
+    TextReply,
+    TokenizeMsg,
+    ids_from_bytes,
+    ids_to_bytes,
+)
 from minisgl.utils.logger import get_logger
 from minisgl.utils.text import size_of
 from minisgl_gateway.upgrade.guests import HostFrontend

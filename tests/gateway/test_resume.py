@@ -19,12 +19,13 @@ from minisgl.message import (
     ChatPrompt,
     Prompt,
     PromptToken,
+    RequestReply,
     TextPrompt,
     TokenizeMsg,
     ids_from_bytes,
     ids_to_bytes,
 )
-from minisgl.server.call import Call, RequestReply
+from minisgl.server.call import Call
 from minisgl.server.clients import Origin
 from minisgl.utils.zmq import Endpoints
 from minisgl_gateway import resume

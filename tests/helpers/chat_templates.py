@@ -7,7 +7,7 @@ from typing import Any
 
 from helpers.text_checkpoints import make
 from minisgl.tokenizer import load_tokenizer
-from minisgl.tokenizer.template import ChatTemplate, load_template
+from minisgl.tokenizer.template import ChatTemplate, find_sources
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content']"
@@ -137,4 +137,4 @@ def folder_with(tmp_path: Path, template: Any) -> Path:
 
 
 def template_of(folder: Path) -> ChatTemplate:
-    return load_template(folder, load_tokenizer(folder).special_tokens)
+    return ChatTemplate(find_sources(folder), load_tokenizer(folder).special_tokens)

@@ -10,7 +10,7 @@ import torch
 from helpers.model_harness import MAX_TOKENS, Runner, Sequence, load
 from minisgl.builtin import model_path
 from minisgl.core.args import Quantization as Kind
-from minisgl.tokenizer.template import load_template
+from minisgl.tokenizer.template import ChatTemplate, find_sources
 from minisgl.tokenizer.tokenizer import load_tokenizer
 from training.corpus import suite
 
@@ -21,7 +21,7 @@ MOST = 1.0005
 
 def perplexity(**options: Any) -> float:
     tokenizer = load_tokenizer(model_path())
-    template = load_template(model_path(), tokenizer.special_tokens)
+    template = ChatTemplate(find_sources(model_path()), tokenizer.special_tokens)
     loss, count = 0.0, 0
     with torch.inference_mode():
         model = load(model_path(), **options)

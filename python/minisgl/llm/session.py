@@ -13,12 +13,12 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from minisgl.core import Accepted, Event, Failed, Finished
+from minisgl.core import Event, Failed, Finished
 from minisgl.core.answer import collect
 from minisgl.errors import ConfigError, EngineError, RequestError
 from minisgl.llm.keywords import in_keywords
 from minisgl.llm.output import Answer, RequestOutput, fields, parts
-from minisgl.message import AbortMsg, ExitMsg, SchedulerMsg, TextReply, UserMsg
+from minisgl.message import AbortMsg, ExitMsg, RequestReply, SchedulerMsg, TextReply, UserMsg
 from minisgl.tokenizer import Detokenizer
 
 OnNews = Callable[[int, int], None]
@@ -60,7 +60,7 @@ class Call:
     def is_over(self) -> bool:
         return not self.open
 
-    def add(self, reply: TextReply | Accepted | Finished | Failed) -> int:
+    def add(self, reply: RequestReply) -> int:
         """Keep a reply. Returns the number of its tokens."""
         match reply:
             case TextReply(uid=uid):

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 
 from minisgl.core.adapters import Adapter
-from minisgl.core.event import Event, Failed, Record
+from minisgl.core.event import Accepted, Event, Failed, Finished, Record
 from minisgl.core.image import Image
 from minisgl.core.req import IdArray
 from minisgl.core.sampling import SamplingParams
@@ -367,6 +367,10 @@ class TextReply(Record, frozen=True, kw_only=True, omit_defaults=True):
     tokens: Sequence[TokenText] = ()
     prompt: Sequence[PromptToken] = ()
     parts: Sequence[tuple[Literal["content", "reasoning", "call", "arguments"], str]] = ()
+
+
+RequestReply = Accepted | TextReply | Finished | Failed
+"""The replies to a request."""
 
 
 # --- token ids ---------------------------------------------------------------------------------

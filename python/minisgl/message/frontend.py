@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import msgspec
 
-from minisgl.core.event import Accepted, Failed, Finished, Record
+from minisgl.core.event import Failed, Record
 from minisgl.message import (
     AbortMsg,
-    AdapterReply,
     Control,
     Natural,
     PingMsg,
-    ProfileReply,
     Prompt,
-    StatusReply,
-    TextReply,
+    Report,
+    RequestReply,
     TokenizeMsg,
-    WatchReply,
 )
 
 
@@ -76,16 +73,5 @@ CodecMsg = EncodeMsg | DecodeMsg
 FrontendMsg = TokenizeMsg | AbortMsg | PingMsg | Control | CodecMsg
 """To a tokenizer."""
 
-UserReply = (
-    TextReply
-    | Accepted
-    | Finished
-    | Failed
-    | PongMsg
-    | StatusReply
-    | ProfileReply
-    | AdapterReply
-    | WatchReply
-    | CodecReply
-)
+UserReply = RequestReply | PongMsg | Report | CodecReply
 """To the API server."""

@@ -13,14 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from minisgl.core import Accepted, Failed, Finished
 from minisgl.errors import EngineError, RequestError
-from minisgl.message import TextReply
+from minisgl.message import RequestReply, TextReply
 
 
 class ClientGone(Exception):
     """The call was aborted, because its client disconnected."""
 
-
-RequestReply = Accepted | TextReply | Finished | Failed
 
 Replies = list[tuple[int, TextReply | Finished]]
 """The replies since the last wake-up, each with the index of its prompt in the call."""

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from minisgl.core import Accepted, Failed, Finished, SamplingParams
-from minisgl.message import KeyShare, Prompt, TextReply
+from minisgl.core import SamplingParams
+from minisgl.message import KeyShare, Prompt, RequestReply
 
 
 class Job(Protocol):
@@ -19,7 +19,7 @@ class Job(Protocol):
 
     share: KeyShare
 
-    def count(self, reply: Accepted | TextReply | Finished | Failed) -> None:
+    def count(self, reply: RequestReply) -> None:
         """Charge the key for an accepted prompt, or for a piece of an answer."""
 
     def end(self) -> None:

@@ -27,13 +27,14 @@ from minisgl.message import (
     NO_KEY,
     AbortMsg,
     Prompt,
+    RequestReply,
     StatusReply,
     TextReply,
     TokenizeMsg,
     WatchReply,
 )
 from minisgl.message.frontend import UserReply
-from minisgl.server.call import Call, RequestReply
+from minisgl.server.call import Call
 from minisgl.server.clients import Job, Key, Origin
 from minisgl.server.errors import Draining, encodable
 from minisgl.server.observe import Observer

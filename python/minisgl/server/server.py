@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 from minisgl import plugins
 from minisgl.errors import EngineError, WorkerHung
@@ -119,9 +120,10 @@ class Server:
     def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
         """Deliver the workers' replies, and watch the workers."""
         for worker in self._workers.processes:
-            loop.add_reader(worker.process.sentinel, self._on_death, worker)
+            sign = worker.process.sentinel
+            loop.add_reader(sign, self._on_death, sign, worker)
         for node in self._workers.nodes:
-            loop.add_reader(node.status, self._on_node_death, node)
+            loop.add_reader(node.status, self._on_death, node.status, node)
         dispatch = loop.create_task(self._frontend.run())
         dispatch.add_done_callback(self._on_dispatch_end)
         self._tasks = [dispatch, loop.create_task(self._watch_hangs())]
@@ -205,15 +207,10 @@ class Server:
                 self._fail(error)
                 return
 
-    def _on_death(self, worker: Worker) -> None:
+    def _on_death(self, sign: int | Connection, ended: Worker | Peer) -> None:
         if self._loop:
-            self._loop.remove_reader(worker.process.sentinel)
-        self._fail(worker.death())
-
-    def _on_node_death(self, node: Peer) -> None:
-        if self._loop:
-            self._loop.remove_reader(node.status)
-        self._fail(node.death() or EngineError(f"{node.name} has ended"))
+            self._loop.remove_reader(sign)
+        self._fail(ended.death() or EngineError(f"{ended.name} has ended"))
 
     def _on_dispatch_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):

@@ -26,15 +26,12 @@ from collections.abc import Callable, Iterable
 from minisgl import plugins
 from minisgl.core import Accepted, Event, Failed, Finished, Token
 from minisgl.core.event import PromptLogprobs
-from minisgl.message import StopMsg, TextReply, ids_from_bytes
+from minisgl.message import RequestReply, StopMsg, ids_from_bytes
 from minisgl.tokenizer.output import Output, StopMatcher, cut, prompt_output
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.logger import get_logger
 
 logger = get_logger(__name__)
-
-RequestReply = Accepted | TextReply | Finished | Failed
-
 
 SplitOutput = Callable[[Accepted, Tokenizer, StopMatcher | None], Output]
 """The row `split` of the table `answers`: makes the output of a request whose answer has parts."""

@@ -211,17 +211,12 @@ def _cut_at_end(prompt: str) -> str:
     return before if after.startswith(" ") else before.rstrip()
 
 
-def load_template(folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
-    """Return the template of the checkpoint in `folder`.
-
-    It is in chat_template.jinja, tokenizer_config.json or chat_template.json; the first file that
-    has one counts. Raises CheckpointError if it is neither text nor a list of named texts.
-    """
-    return ChatTemplate(find_sources(folder), special_tokens)
-
-
 def find_sources(folder: Path) -> dict[str, str]:
-    """Return the checkpoint's templates by name. Raises CheckpointError."""
+    """Return the templates of the checkpoint in `folder` by name.
+
+    They are in chat_template.jinja, tokenizer_config.json or chat_template.json; the first file
+    that has some counts. Raises CheckpointError for what is neither text nor a list of named texts.
+    """
     plain = folder / "chat_template.jinja"
     if plain.exists():
         try:

@@ -25,7 +25,7 @@ from minisgl.message import (
     ids_to_bytes,
 )
 from minisgl.tokenizer.chat import ChatEncoder
-from minisgl.tokenizer.template import ChatTemplate, load_template
+from minisgl.tokenizer.template import ChatTemplate, find_sources
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 FAR_TOO_LONG: Final = 16
@@ -116,7 +116,7 @@ class PromptEncoder:
     @cached_property
     def template(self) -> ChatTemplate:
         """The checkpoint's chat template, loaded when it is first used."""
-        return load_template(self.folder, self.tokenizer.special_tokens)
+        return ChatTemplate(find_sources(self.folder), self.tokenizer.special_tokens)
 
     @cached_property
     def chat(self) -> ChatEncoder:

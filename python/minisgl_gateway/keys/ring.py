@@ -29,9 +29,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from minisgl.core import Accepted, Failed, Finished, SamplingParams
+from minisgl.core import Accepted, Finished, SamplingParams
 from minisgl.errors import ConfigError
-from minisgl.message import KeyShare, Prompt, TextReply
+from minisgl.message import KeyShare, Prompt, RequestReply, TextReply
 from minisgl.server.errors import refusal
 from minisgl.utils.logger import get_logger
 from minisgl_gateway.keys.limits import Limits, RateLimited
@@ -172,7 +172,7 @@ class Job:
         self._num_prompt = 0  # the accepted prompt's tokens, until the first piece of the answer
         self.share = KeyShare(share.begin(cost), share.number)
 
-    def count(self, reply: Accepted | TextReply | Finished | Failed) -> None:
+    def count(self, reply: RequestReply) -> None:
         """Charge the key for an accepted prompt, or for a piece of an answer.
 
         The share counts the prompt as served when the first piece of its answer comes, or its end.

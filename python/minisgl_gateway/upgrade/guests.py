@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from minisgl.core import Failed, Finished
 from minisgl.errors import EngineError
-from minisgl.message import AbortMsg, TokenizeMsg
+from minisgl.message import AbortMsg, RequestReply, TokenizeMsg
 from minisgl.message.frontend import UserReply
-from minisgl.server.call import Call, ClientGone, RequestReply
+from minisgl.server.call import Call, ClientGone
 from minisgl.server.clients import Origin
 from minisgl.server.frontend import Frontend
 from minisgl.utils.logger import get_logger

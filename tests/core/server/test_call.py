@@ -8,8 +8,8 @@ import pytest
 
 from minisgl.core import Accepted, Failed, SamplingParams
 from minisgl.errors import EngineError
-from minisgl.message import TextReply
-from minisgl.server.call import Call, RequestReply
+from minisgl.message import RequestReply, TextReply
+from minisgl.server.call import Call
 
 TEXT = TextReply(uid=1, text="six ", token_ids=[3])
 FAILED = Failed(uid=1, message="out of luck", code="engine_error", status=500)
