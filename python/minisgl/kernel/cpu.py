@@ -42,8 +42,10 @@ class CpuOps(Ops):
         self._rms_norm = library.rms_norm
         self._add_rms_norm = library.add_rms_norm
         self._apply_rope = library.apply_rope
-        self._silu_and_mul = library.silu_and_mul
-        self._gelu_and_mul = library.gelu_and_mul
+        self._gated: dict[Activation, Any] = {
+            "silu": library.silu_and_mul,
+            "gelu_tanh": library.gelu_and_mul,
+        }
         self._experts = library.experts
         self._sample, self._take_ids = library.sample, library.take_ids
         self._pack, self._unpack = library.pack, library.unpack
@@ -171,14 +173,9 @@ class CpuOps(Ops):
         )
         return q_out, k_out
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, gate: Activation) -> Tensor:
         out = torch.empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2, dtype=gate_up.dtype)
-        self._silu_and_mul(gate_up, out, torch.get_num_threads())
-        return out
-
-    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
-        out = torch.empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2, dtype=gate_up.dtype)
-        self._gelu_and_mul(gate_up, out, torch.get_num_threads())
+        self._gated[gate](gate_up, out, torch.get_num_threads())
         return out
 
     def experts(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import BatchSamplingArgs
-from minisgl.kernel.ops import Ops
+from minisgl.kernel.ops import Activation, Ops
 from minisgl.kernel.triton import elementwise, moe_route, sample, step, store
 
 if TYPE_CHECKING:
@@ -34,11 +34,8 @@ class CudaOps(Ops):
     ) -> tuple[Tensor, Tensor]:
         return elementwise.add_rms_norm(x, residual, weight, eps)
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        return elementwise.gated(gate_up, silu=True)
-
-    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
-        return elementwise.gated(gate_up, silu=False)
+    def gated(self, gate_up: Tensor, gate: Activation) -> Tensor:
+        return elementwise.gated(gate_up, silu=gate == "silu")
 
     def route(self, logits_TE: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
         return moe_route.route(logits_TE, top_k, renormalise)

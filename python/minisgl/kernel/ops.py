@@ -11,6 +11,7 @@ V vocabulary, L rows of it on a rank, S rows that sample, P positions, R rotary 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -50,9 +51,7 @@ class Ops:
     def embed_share(self, ids_T: Tensor, weight_LD: Tensor, share: range) -> Tensor:
         """Return rows of the table, of which weight_LD has only the rows `share`. Other ids give
         zeros. weight_LD: rows of padding may follow."""
-        elsewhere_T = (ids_T < share.start) | (ids_T >= share.stop)
-        x_TD = F.embedding((ids_T - share.start).masked_fill(elsewhere_T, 0), weight_LD)
-        return x_TD.masked_fill(elsewhere_T[:, None], 0)
+        return rows_of_share(lambda ids_T: self.embed(ids_T, weight_LD), ids_T, share)
 
     def copy_finite(self, source: Tensor, target: Tensor) -> bool:
         """Copy floats to a contiguous target, with conversion. Returns whether the target has
@@ -80,8 +79,9 @@ class Ops:
         return self.gated(y, gate) if gate else y
 
     def gated(self, gate_up: Tensor, gate: Activation) -> Tensor:
-        """[..., 2F] to [..., F]: `silu_and_mul` or `gelu_and_mul`."""
-        return self.silu_and_mul(gate_up) if gate == "silu" else self.gelu_and_mul(gate_up)
+        """[..., 2F], gate then up -> activation(gate) * up, [..., F]."""
+        x, up = gate_up.chunk(2, dim=-1)
+        return (F.silu(x) if gate == "silu" else F.gelu(x, approximate="tanh")) * up
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return the root-mean-square norm of the last axis (Zhang & Sennrich 2019).
@@ -138,16 +138,6 @@ class Ops:
             return torch.cat((rotary, rest), dim=-1)
 
         return rotate(q_TNH), rotate(k_TKH)
-
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """[..., 2F], gate then up -> silu(gate) * up, [..., F]."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
-
-    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """Do `silu_and_mul` with the tanh form of GELU instead of SiLU."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.gelu(gate, approximate="tanh") * up
 
     def route(self, logits_TE: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
         """Return each token's experts: (weights float32 [T, top_k], ids int32 [T, top_k]), the
@@ -246,6 +236,16 @@ class Ops:
         x_SV = logits_SV.float()
         top = x_SV.topk(min(count, x_SV.shape[1]))
         return top.indices.int(), top.values - x_SV.logsumexp(-1, keepdim=True)
+
+
+def rows_of_share(rows: Callable[[Tensor], Tensor], ids_T: Tensor, share: range | None) -> Tensor:
+    """Look up ids in a table whose first row is share.start. Ids outside of the share give zeros.
+    rows: looks up ids of the table's own rows."""
+    if share is None:
+        return rows(ids_T)
+    elsewhere_T = (ids_T < share.start) | (ids_T >= share.stop)
+    x_TD = rows((ids_T - share.start).masked_fill(elsewhere_T, 0))
+    return x_TD.masked_fill_(elsewhere_T[:, None], 0)
 
 
 def check_store(k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor, pool: LayerPool) -> None:

@@ -6,7 +6,6 @@ second copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.kernel.cpu import CpuOps
+from minisgl.kernel.ops import rows_of_share
 from minisgl.quantization.weight import Format, PlainWeight, Weight
 
 if TYPE_CHECKING:
@@ -36,14 +36,10 @@ class NormFirst(Weight):
         return self.linear(x, bias, gate), residual
 
 
-class CpuWeight(NormFirst):
-    """A weight that the CPU's kernels multiply, whatever its shape."""
+class PackedWeight(NormFirst, PlainWeight):
+    """Numbers of the activations' dtype. `tensor` is packed once it is loaded."""
 
     ops: CpuOps
-
-
-class PackedWeight(CpuWeight, PlainWeight):
-    """Numbers of the activations' dtype. `tensor` is packed once it is loaded."""
 
     def init_buffers(self, device: torch.device) -> None:
         self.ops.pack(self.tensor)
@@ -61,16 +57,6 @@ class PackedWeight(CpuWeight, PlainWeight):
 
     def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
         return rows_of_share(partial(self.ops.packed_rows, weight=self.tensor), ids_T, share)
-
-
-def rows_of_share(rows: Callable[[Tensor], Tensor], ids_T: Tensor, share: range | None) -> Tensor:
-    """Look up ids in a table whose first row is share.start. Ids outside of the share give zeros.
-    rows: looks up ids of the table's own rows."""
-    if share is None:
-        return rows(ids_T)
-    elsewhere_T = (ids_T < share.start) | (ids_T >= share.stop)
-    x_TD = rows((ids_T - share.start).masked_fill(elsewhere_T, 0))
-    return x_TD.masked_fill_(elsewhere_T[:, None], 0)
 
 
 PACKED = Format(weight=PackedWeight)

@@ -223,8 +223,8 @@ def op_calls(
         "rms_norm": lambda ops: ops.rms_norm(x, weight, 1e-6),
         "add_rms_norm": lambda ops: ops.add_rms_norm(x, residual, weight, 1e-6),
         "apply_rope": lambda ops: ops.apply_rope(q, k, cos_sin, positions),
-        "silu_and_mul": lambda ops: ops.silu_and_mul(gate_up),
-        "gelu_and_mul": lambda ops: ops.gelu_and_mul(gate_up),
+        "silu_and_mul": lambda ops: ops.gated(gate_up, "silu"),
+        "gelu_and_mul": lambda ops: ops.gated(gate_up, "gelu_tanh"),
     }
 
 

@@ -87,7 +87,7 @@ def _empty(rows: int, inputs: int, block: int, device: torch.device) -> tuple[Te
 
 
 def gate_and_quantise(x_MG: Tensor, *, silu: bool) -> tuple[Tensor, Tensor]:
-    """Return `quantise` of `Ops.silu_and_mul` or `gelu_and_mul`, for blocks; contiguous."""
+    """Return `quantise` of `Ops.gated`, for blocks; contiguous."""
     rows, inputs = len(x_MG), x_MG.shape[1] // 2
     numbers, scales = _empty(rows, inputs, BLOCK, x_MG.device)
     _launch_gate(

@@ -7,12 +7,13 @@ answer as before as long as nothing differs. Requests see only the tree of their
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from minisgl.core.image import LOWEST
-from minisgl.core.req import Req
-from minisgl.kvcache import RadixPrefixCache
+from minisgl.core.req import IdArray, Req
+from minisgl.kvcache.base import BaseCacheHandle
+from minisgl.kvcache.radix import MAX_BRANCHES, RadixHandle, RadixPrefixCache
 from minisgl.scheduler.requests import Requests
-from minisgl_zoo.drafts.following import following
 
 
 class Continuation:
@@ -63,3 +64,24 @@ class Continuation:
             found = found[: is_image.argmax()]
         self._ids = found.tolist()
         self.is_over = not self._ids
+
+
+def following(tree: RadixPrefixCache, handle: BaseCacheHandle, ids: IdArray) -> IdArray:
+    """Return the ids that followed `ids` behind the position of `handle`, up to the end of an edge;
+    those of the newest branch, and none if no branch has all of `ids`. Changes nothing."""
+    assert isinstance(handle, RadixHandle)
+    node, at = handle.node, 0
+    if node.parent is None:
+        node = tree._root(node.namespace)
+    branches: list[IdArray] = []
+    for child, common in tree._follow(node, ids):
+        node, at = child, at + common
+        if common < len(child.ids):
+            branches = [child.ids[common:]]
+    if not branches:
+        branches = [each.ids for each in islice(reversed(node.children.values()), MAX_BRANCHES)]
+    rest = ids[at:]
+    for branch in branches:
+        if tree._common_prefix(branch, rest) == len(rest):
+            return branch[len(rest) :]
+    return ids[:0]

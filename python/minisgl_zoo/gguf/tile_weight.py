@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from minisgl import plugins
-from minisgl.kernel.ops import Activation, Ops
-from minisgl.quantization.packed import NormFirst, rows_of_share
+from minisgl.kernel.ops import Activation, Ops, rows_of_share
+from minisgl.quantization.packed import NormFirst
 from minisgl.quantization.parameter import Part
 from minisgl.quantization.weight import WeightBuild
 from minisgl_zoo.gguf.header import TYPE_OF

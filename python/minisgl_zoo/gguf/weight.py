@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from minisgl.kernel.cpu import CpuOps
-from minisgl.kernel.ops import Activation, Ops
-from minisgl.quantization.packed import NormFirst, PackedWeight, rows_of_share
+from minisgl.kernel.ops import Activation, Ops, rows_of_share
+from minisgl.quantization.packed import NormFirst, PackedWeight
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
 from minisgl_zoo.gguf.blocks import DTYPES, FORMS, Field, Form

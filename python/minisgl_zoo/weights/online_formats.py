@@ -18,7 +18,8 @@ from torch import Tensor
 
 from minisgl.core.args import Quantization
 from minisgl.kernel.cpu import CpuOps
-from minisgl.quantization.packed import PackedWeight, rows_of_share
+from minisgl.kernel.ops import rows_of_share
+from minisgl.quantization.packed import PackedWeight
 from minisgl.quantization.parameter import TensorOwner
 from minisgl.quantization.weight import (
     PLAIN,

@@ -14,10 +14,9 @@ from minisgl.core.req import Req
 from minisgl.kvcache import RadixPrefixCache
 from minisgl.scheduler import Scheduler
 from minisgl_zoo.drafts import history as history_module
-from minisgl_zoo.drafts.following import following
 from minisgl_zoo.drafts.forced import Forced
 from minisgl_zoo.drafts.history import GRAM, History
-from minisgl_zoo.drafts.tree import Continuation
+from minisgl_zoo.drafts.tree import Continuation, following
 
 
 def running(prompt: list[int], prediction: Sequence[int] = ()) -> tuple[Scheduler, Req]:
@@ -135,7 +134,7 @@ def test_a_tree_guesses_within_a_namespace() -> None:
 
 
 def test_ids_that_follow_are_found_as_a_plain_search_does() -> None:
-    """`minisgl_zoo.drafts.following`: any branch that has the ids may answer."""
+    """`minisgl_zoo.drafts.tree.following`: any branch that has the ids may answer."""
     rng = random.Random(2)
     for _ in range(60):
         page = rng.choice([1, 2, 4])

@@ -74,10 +74,10 @@ def check(is_gpu: bool) -> None:
         some = [slots[i] for i in (0, 6, 2)]  # of the last layers
         assert_close(weight.linear(x[:3], bias), case.expected(x[:3], *some))
         gated = case.expected(x, *slots)
-        expected = Ops().silu_and_mul(gated)
+        expected = Ops().gated(gated, "silu")
         assert_close(weight.linear(x, bias, "silu"), expected)
         wide = torch.cat((x, x), 1)
-        adapted = case.expected(Ops().silu_and_mul(wide), *slots)
+        adapted = case.expected(Ops().gated(wide, "silu"), *slots)
         assert_close(weight.gated_linear(wide, "silu", bias), adapted)
         y, residual = weight.norm_linear(x, case.residual, case.norm, 1e-6, bias)
         normed, summed = Ops().normed(x, case.residual, case.norm, 1e-6)

@@ -44,7 +44,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def gated(gate_up: Tensor, *, silu: bool) -> Tensor:
-    """See `Ops.silu_and_mul` and `Ops.gelu_and_mul`. gate_up is contiguous."""
+    """See `Ops.gated`. gate_up is contiguous."""
     size = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
     grid = (out.numel() // size, -(-size // ACTIVATION_BLOCK), 1)
