@@ -20,26 +20,11 @@ if TYPE_CHECKING:
     from minisgl.kernel.ops import Activation
 
 
-class NormFirst(Weight):
-    """A weight whose kernels compute no norm. A subclass writes `linear`."""
-
-    def norm_linear(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        norm_weight: Tensor | None,
-        eps: float,
-        bias: Tensor | None,
-        gate: Activation | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        x, residual = self.ops.normed(x, residual, norm_weight, eps)
-        return self.linear(x, bias, gate), residual
-
-
-class PackedWeight(NormFirst, PlainWeight):
+class PackedWeight(PlainWeight):
     """Numbers of the activations' dtype. `tensor` is packed once it is loaded."""
 
     ops: CpuOps
+    norm_linear = Weight.norm_linear
 
     def init_buffers(self, device: torch.device) -> None:
         self.ops.pack(self.tensor)

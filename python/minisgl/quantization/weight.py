@@ -2,8 +2,8 @@
 
 Layers, the loader and the ops ask a `Weight` and never its format. A format is one subclass: it
 declares the checkpoint tensors of its matrices, with this rank's share of each, and writes `dense`.
-That is enough to compute. It overrides `linear` and `norm_linear` where a kernel reads the format,
-and packs its tensors in `init_buffers` where the kernel wants another layout.
+That is enough to compute. It overrides `linear` where a kernel reads the format, and packs its
+tensors in `init_buffers` where the kernel wants another layout.
 
 Axes: O outputs, I inputs, L matrices of a stack.
 """
@@ -83,8 +83,9 @@ class Weight(TensorOwner, ABC):
         self, x: Tensor, residual: Tensor | None, norm_weight: Tensor | None, eps: float,
         bias: Tensor | None, gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """See `Ops.norm_linear`."""
-        return self.ops.norm_linear(x, residual, norm_weight, eps, self.dense(), bias, gate)
+        """See `Ops.norm_linear`. A subclass overrides it if its kernels compute norms, too."""
+        x, residual = self.ops.normed(x, residual, norm_weight, eps)
+        return self.linear(x, bias, gate), residual
 
     def rows(self, ids_T: Tensor, share: range | None = None) -> Tensor:
         """See `Ops.embed`; with a `share`, `Ops.embed_share`."""
@@ -121,6 +122,12 @@ class PlainWeight(Weight):
 
     def dense(self) -> Tensor:
         return self.tensor
+
+    def norm_linear(
+        self, x: Tensor, residual: Tensor | None, norm_weight: Tensor | None, eps: float,
+        bias: Tensor | None, gate: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return self.ops.norm_linear(x, residual, norm_weight, eps, self.tensor, bias, gate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

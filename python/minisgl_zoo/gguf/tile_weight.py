@@ -15,9 +15,8 @@ from torch import Tensor
 
 from minisgl import plugins
 from minisgl.kernel.ops import Activation, Ops, rows_of_share
-from minisgl.quantization.packed import NormFirst
 from minisgl.quantization.parameter import Part
-from minisgl.quantization.weight import WeightBuild
+from minisgl.quantization.weight import Weight, WeightBuild
 from minisgl_zoo.gguf.header import TYPE_OF
 from minisgl_zoo.gguf.tiles import TILE_FORMS, TileProducts, pack_tiles
 
@@ -32,7 +31,7 @@ def products_of(ops: Ops) -> type[TileProducts] | None:
     return found
 
 
-class TileWeight(NormFirst):
+class TileWeight(Weight):
     """Matrices of one format, merged or in a stack. blocks: the file's, until they are tiles.
     products: the matrices of a stack are one below the other. shape: [O, I] or [L, O, I]."""
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minisgl.kernel.cpu import CpuOps
 from minisgl.kernel.ops import Activation, Ops, rows_of_share
-from minisgl.quantization.packed import NormFirst, PackedWeight
+from minisgl.quantization.packed import PackedWeight
 from minisgl.quantization.parameter import Part, TensorOwner
 from minisgl.quantization.weight import PlainWeight, Weight, WeightBuild
 from minisgl_zoo.gguf.blocks import DTYPES, FORMS, Field, Form
@@ -223,7 +223,7 @@ class BlockWeight(QuantisedWeight):
         return rows_of_share(partial(self.panels.rows, cast("CpuOps", self.ops)), ids_T, share)
 
 
-class MergedWeight(NormFirst):
+class MergedWeight(Weight):
     """Merged matrices of several forms, one below the other."""
 
     def __init__(self, build: WeightBuild, runs: Sequence[BlockWeight | TileWeight]) -> None:

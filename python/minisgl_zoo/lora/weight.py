@@ -95,7 +95,7 @@ class AdaptedWeight(Weight):
     def gated_linear(self, x: Tensor, gate: Activation, bias: Tensor | None = None) -> Tensor:
         if self.step.of(len(x)) is None:
             return self.base.gated_linear(x, gate, bias)
-        return self.linear(self.ops.gated(x, gate), bias)
+        return super().gated_linear(x, gate, bias)
 
     def norm_linear(
         self, x: Tensor, residual: Tensor | None, norm_weight: Tensor | None, eps: float,
@@ -103,5 +103,4 @@ class AdaptedWeight(Weight):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if self.step.of(len(x)) is None:
             return self.base.norm_linear(x, residual, norm_weight, eps, bias, gate)
-        x, residual = self.ops.normed(x, residual, norm_weight, eps)
-        return self.linear(x, bias, gate), residual
+        return super().norm_linear(x, residual, norm_weight, eps, bias, gate)

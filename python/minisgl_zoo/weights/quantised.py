@@ -176,10 +176,7 @@ class QuantisedWeight(Weight):
     ) -> tuple[Tensor, Tensor]:
         if self._kernels:
             return self._kernels.norm_linear(x, residual, norm_weight, eps, bias, gate)
-        if not self.panels:
-            return super().norm_linear(x, residual, norm_weight, eps, bias, gate)
-        x, residual = self.ops.normed(x, residual, norm_weight, eps)
-        return self.linear(x, bias, gate), residual
+        return super().norm_linear(x, residual, norm_weight, eps, bias, gate)
 
 
 def log_kernels(model: TensorOwner, formats: Sequence[str]) -> None:
