@@ -112,12 +112,13 @@ class RowsGroup(TailGroup):
     def pool_pages(
         self, num_pages: int, running: int, longest: int, chunk: int, page_size: int, num_saved: int
     ) -> int:
-        """A request has half an interval and half a page, on average. Shorter requests take the
-        pages of saved states, so there are rows for as many more requests."""
+        """A request has half an interval and half a page, on average, and may have a whole one.
+        Shorter requests take the pages of saved states, so there are rows for as many more
+        requests."""
         expected = _expected(num_pages * page_size, running, longest)
         each = self.interval // page_size
         with_states = min(running, expected + num_saved)
-        return min(num_pages, with_states * each * 3 // 4 + 2 * each)
+        return max(min(num_pages, with_states * each * 3 // 4 + 2 * each), each)
 
 
 GROUPS: Final[Mapping[str, type[CacheGroup]]] = {

@@ -102,6 +102,16 @@ def test_few_pages_retract_and_evict(engine: Engine) -> None:
         assert drive(engine, requests[::-1], scheduler=scheduler, first_uid=10) == expected[::-1]
 
 
+def test_a_pool_of_less_than_an_interval_serves(engine: Engine, folder: Path) -> None:
+    requests = [(random_ids(n, n), greedy(9)) for n in (30, 39, 5)]
+    expected = [drive(engine, [r], scheduler=scheduler_of(engine))[0] for r in requests]
+    small = make_engine(folder, num_pages=3)
+    scheduler = scheduler_of(small, groups=small.memory.groups)
+    assert scheduler.config.num_pool_tokens == 48
+    assert drive(small, requests, scheduler=scheduler) == expected
+    small.close()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_random_runs_give_the_tokens_of_each_alone(engine: Engine, seed: int) -> None:
     """Prompts with common prefixes come at random times, to random chunks and scarce pages."""
