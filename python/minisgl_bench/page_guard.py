@@ -13,6 +13,7 @@ pages may belong to other rows. Pages of such window groups are not filled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -82,7 +83,8 @@ class PageGuard:
                 continue
             for index, page in enumerate(pages, first):
                 tables.setdefault(table_idx, {})[index] = page
-                if (index + 1) * self._page_size > starts[table_idx]:
+                # A request may start with cached pages and get its first row in a later step.
+                if (index + 1) * self._page_size > starts.get(table_idx, math.inf):
                     fresh.append(page)
                     holders[page] = {table_idx}
                 else:

@@ -91,6 +91,12 @@ def test_a_page_that_two_rows_have_is_not_written(engine: Engine) -> None:
         engine.launch(second).wait()
 
 
+def test_a_request_may_start_before_its_first_row(engine: Engine) -> None:
+    engine.launch(plan([(0, 0, 4)], [(0, 0, 50), (1, 0, 50)])).wait()
+    second = dataclasses.replace(plan([(1, 4, 8)], [(1, 1, 51)]), begins=[])
+    assert isinstance(engine.launch(second).wait(), StepResult)
+
+
 def test_it_is_off_by_default(folder: Path) -> None:
     engine = make_guarded(folder, "cpu")
     assert engine._guard is None
