@@ -6,6 +6,7 @@ The stall bound says how long the prompts of a step may delay the streams that d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from minisgl.core.image import Image, places_of
 from minisgl.core.step_times import PLANNED_SHARE
@@ -31,7 +32,7 @@ class PromptBudget:
         share: the part of the whole budget that this chunk and those taken before may use together.
         least: of fewer tokens none is computed.
         """
-        left = self._tokens - round((1 - share) * self._config.max_prefill_tokens)
+        left = self._tokens - ceil((1 - share) * self._config.max_prefill_tokens)
         fits = min(left, num_tokens)
         return fits if fits >= least else 0
 

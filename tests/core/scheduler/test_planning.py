@@ -45,6 +45,17 @@ def test_prompts_share_a_step_and_only_the_last_chunk_samples() -> None:
     assert spans(scheduler.plan()) == [(0, 6, 7), (1, 4, 9)]
 
 
+@pytest.mark.parametrize(("budget", "of_first"), [(1, 1), (5, 3)])
+def test_the_first_prompt_has_half_of_an_odd_budget(budget: int, of_first: int) -> None:
+    scheduler = make(max_prefill_tokens=budget)
+    add(scheduler, 0, [1] * 20)
+    add(scheduler, 1, [2] * 9)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert spans(plan)[-1] == (0, 0, of_first)
+    assert plan.num_tokens == budget
+
+
 def test_an_image_is_computed_whole() -> None:
     scheduler = make(max_prefill_tokens=16)
     add(scheduler, 0, [1] * 40, images=[whole_image(10, 22), whole_image(23, 27)])
