@@ -71,6 +71,10 @@ class Unreachable(ReplicaFailed):
     """Nothing accepts connections at the replica's address."""
 
 
+class Stale(ReplicaFailed):
+    """A kept connection ended before its answer began: it may have been idle for too long."""
+
+
 class Answer:
     """Status, headers, and the body as it comes. Mutable. `close` must be called. media_type: of
     the body, without parameters."""
@@ -143,12 +147,15 @@ class Upstream:
         if body or method not in ("GET", "DELETE"):
             head.append(b"content-length: %d\r\n" % len(body))
         data = b"".join((*head, b"\r\n", body))
-        connection = self._take_idle() or await self._connect()
+        kept = self._take_idle()
+        connection = kept or await self._connect()
         self._open.add(connection)
         try:
             await connection.ask(data)
-        except BaseException:
+        except BaseException as error:
             self.release(connection)
+            if kept and isinstance(error, ReplicaFailed):
+                raise Stale(str(error)) from error
             raise
         return Answer(connection, self)
 

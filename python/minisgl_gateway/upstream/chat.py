@@ -25,7 +25,7 @@ from minisgl_gateway.card import ModelCard
 from minisgl_gateway.chat import Asked, Chat, Form, Model
 from minisgl_gateway.keys.guard import key_given
 from minisgl_gateway.leaving import ending, while_connected
-from minisgl_gateway.router.upstream import Answer, ReplicaFailed, Unreachable, Upstream
+from minisgl_gateway.router.upstream import Answer, ReplicaFailed, Stale, Upstream
 from minisgl_gateway.upstream.reading import SILENT_S, events, in_time, whole
 from minisgl_gateway.upstream.wire import (
     Reader,
@@ -252,13 +252,11 @@ class UpstreamChat(Chat):
     async def _sent(
         self, method: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes
     ) -> Answer:
-        """Send a request. If the server closes the connection, which may have been idle for too
-        long, send it once more."""
+        """Send a request. If a kept connection ends, which may have been idle for too long, send it
+        once more."""
         try:
             return await self._upstream.request(method, target, headers, body)
-        except Unreachable:
-            raise
-        except ReplicaFailed:
+        except Stale:
             return await self._upstream.request(method, target, headers, body)
 
 

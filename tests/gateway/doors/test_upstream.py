@@ -380,6 +380,32 @@ def test_a_body_without_a_length_ends_with_its_connection(stream: bool) -> None:
     assert (status, '"stop_reason":"' in text, '"error"' in text) == (200, True, False), text
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_request_is_sent_again_only_after_a_kept_connection_ends(kept: bool) -> None:
+    """An upstream that dies of a request does not get it twice."""
+    asked = list[bytes]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.read(2**16):
+            asked.append(head)
+            if not (kept and len(asked) == 1):
+                break
+            writer.write(b"HTTP/1.1 200 X\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async def run() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            chat = UpstreamChat(f"http://127.0.0.1:{port}", None)
+            if kept:
+                (await chat._sent("POST", "/", [], b"")).close()
+            with pytest.raises(router_upstream.ReplicaFailed):
+                await chat._sent("POST", "/", [], b"")
+
+    asyncio.run(run())
+    assert len(asked) == (3 if kept else 1)
+
+
 def test_counts_stay_when_a_later_chunk_has_none() -> None:
     reader = Reader()
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
