@@ -122,6 +122,7 @@ class _Function(Struct):
 
 
 class _Call(Struct):
+    id: str | None = None
     index: Annotated[int, Meta(ge=0)] | None = None
     function: _Function | None = None
 
@@ -191,7 +192,7 @@ class _Usage(Struct):
 class _Answer(Struct):
     """A whole answer, or a chunk of a stream."""
 
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     timings: Any = None
     error: Any = None
@@ -220,6 +221,7 @@ class Reader:
         self._usage = _Usage()
         self._timings: Timings | UnsetType = UNSET
         self._indices: list[int | None] = []  # of the calls; the first may be any number
+        self._ids: list[str | None] = []
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -271,8 +273,10 @@ class Reader:
     def _call(self, call: _Call) -> list[Part]:
         function = call.function or _Function()
         parts: list[Part] = []
-        if call.index is None or call.index not in self._indices:
+        is_next = function.name and call.id and call.id not in self._ids  # as Ollama's, all at 0
+        if call.index is None or call.index not in self._indices or is_next:
             self._indices.append(call.index)
+            self._ids.append(call.id)
             parts.append(("call", function.name or ""))
         elif call.index != self._indices[-1]:
             raise UpstreamFailed("the upstream mixes the pieces of two tool calls")

@@ -255,11 +255,11 @@ def chunk(delta: dict[str, Any], finish: str | None = None) -> str:
     return f"data: {json.dumps({'choices': [choice], 'usage': None})}\r\n\r\n"
 
 
-def call(index: int, **function: str) -> dict[str, Any]:
-    return {"tool_calls": [{"index": index, "id": "c", "type": "function", "function": function}]}
+def call(index: int, id: str = "c", **function: str) -> dict[str, Any]:
+    return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
 
 
-USAGE = 'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":6}}\n\n'
+USAGE = 'data: {"choices":null,"usage":{"prompt_tokens":5,"completion_tokens":6}}\n\n'
 STREAM = (
     ": a comment\n\n",
     chunk({"role": "assistant", "content": ""}),
@@ -412,6 +412,20 @@ def test_counts_stay_when_a_later_chunk_has_none() -> None:
     reader.read(json.dumps({"choices": [{"finish_reason": "stop"}], "usage": usage}).encode())
     reader.read(b'{"choices": []}')
     assert reader.end().usage.total_tokens == 5
+
+
+def test_calls_of_one_number_are_told_apart_by_their_ids() -> None:
+    """Ollama counts each call as 0. SGLang gave each piece of a call an ID of its own."""
+    reader = Reader()
+    deltas = [
+        call(0, "a", name="f", arguments="{}"),
+        call(0, "b", name="f", arguments="{"),
+        call(0, "c", arguments="}"),
+        call(0, "b", name="f", arguments=" "),
+    ]
+    pieces = [chunk(delta).removeprefix("data: ").encode() for delta in deltas]
+    parts = [part for piece in pieces for part in reader.read(piece).parts]
+    assert [kind for kind, _ in parts] == ["call", "arguments", "call", *["arguments"] * 3]
 
 
 def test_each_key_has_its_own_list_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
