@@ -10,11 +10,11 @@
 namespace attention {
 namespace {
 
-using Scales = tvm::ffi::Optional<TensorView>;
+using Scales = optional<TensorView>;
 
 // The scales of keys or values, checked: one for each head, or for each slot and head.
 float* scales_of(const Scales& scales, int64_t num_slots, int64_t K, bool of_slots) {
-  CHECK(scales && is_float32(*scales) && (*scales).IsContiguous() &&
+  CHECK(scales && is_float32(*scales) && is_packed(*scales) &&
             (*scales).numel() == (of_slots ? num_slots * K : K),
         "attention: a pool of 8 bits needs float32 scales, of each head (e4m3) or of each token and "
         "head (int8)");
@@ -27,25 +27,25 @@ template <class T, class P>
 Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView& k_pool,
                      const TensorView& v_pool, const Scales& k_scales, const Scales& v_scales,
                      const TensorView& slots, const TensorView& page_table, const TensorView& rows,
-                     const tvm::ffi::Optional<TensorView>& key_ends, const TensorView& out,
-                     const tvm::ffi::Optional<TensorView>& sinks, double scale, double softcap,
+                     const optional<TensorView>& key_ends, const TensorView& out,
+                     const optional<TensorView>& sinks, double scale, double softcap,
                      int64_t window) {
   const int64_t K = k_pool.size(2);
   CHECK(rows.ndim() == 2 && rows.size(0) == 4, "attention: rows must be [4, rows]");
-  CHECK(k_pool.ndim() == 4 && k_pool.IsContiguous() && v_pool.IsContiguous(),
+  CHECK(k_pool.ndim() == 4 && is_packed(k_pool) && is_packed(v_pool),
         "attention: the pools must be contiguous [pages, page size, heads, head dim]");
   CHECK(k_pool.size(3) == H && N % K == 0, "attention: " << N << " query heads of " << H
                                                          << " do not fit a pool of " << K
                                                          << " heads of " << k_pool.size(3));
   CHECK(v_pool.dtype() == k_pool.dtype(), "attention: keys and values must share a dtype");
-  CHECK(is_int32(slots) && slots.IsContiguous() && slots.size(0) == num_tokens &&
+  CHECK(is_int32(slots) && is_packed(slots) && slots.size(0) == num_tokens &&
             is_int32(page_table) && page_table.stride(1) == 1 && is_int32(rows) &&
-            rows.IsContiguous() && out.IsContiguous(),
+            is_packed(rows) && is_packed(out),
         "attention: slots, page table and rows must be int32, packed");
-  CHECK(!sinks || ((*sinks).numel() == N && is_float32(*sinks) && (*sinks).IsContiguous()),
+  CHECK(!sinks || ((*sinks).numel() == N && is_float32(*sinks) && is_packed(*sinks)),
         "attention: sinks must be float32, one per query head");
   CHECK(!key_ends || ((*key_ends).numel() == num_tokens && is_int32(*key_ends) &&
-                      (*key_ends).IsContiguous()),
+                      is_packed(*key_ends)),
         "attention: the ends of keys must be int32, one per token");
   Step<T, P> s;
   s.q = s.out = data<T>(out), s.q_stride = N * H;
@@ -83,8 +83,8 @@ Step<T, P> make_step(int64_t num_tokens, int64_t N, int64_t H, const TensorView&
 // None. softcap 0, window 0: none.
 void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool, TensorView v_pool,
                      Scales k_scales, Scales v_scales, TensorView slots, TensorView page_table,
-                     TensorView rows, tvm::ffi::Optional<TensorView> key_ends, TensorView out,
-                     tvm::ffi::Optional<TensorView> sinks, double scale, double softcap,
+                     TensorView rows, optional<TensorView> key_ends, TensorView out,
+                     optional<TensorView> sinks, double scale, double softcap,
                      int64_t window, int64_t num_threads) {
   for (const TensorView& x : {q, k, v})
     CHECK(x.ndim() == 3 && x.size(0) == q.size(0) && x.size(2) == q.size(2) &&
@@ -114,23 +114,23 @@ void paged_attention(TensorView q, TensorView k, TensorView v, TensorView k_pool
 // As paged_attention, from the projection's output: qkv [T, (N + 2K) * H]. Queries and keys are
 // normed with q_weight and k_weight [H] (None: not), then rotated by cos_sin float32 [P, R] at
 // positions int32 [T]. Queries wait in `out` until their tile is written over them.
-void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
-                   tvm::ffi::Optional<TensorView> k_weight, double eps, TensorView cos_sin,
+void qkv_attention(TensorView qkv, optional<TensorView> q_weight,
+                   optional<TensorView> k_weight, double eps, TensorView cos_sin,
                    TensorView positions, TensorView k_pool, TensorView v_pool, Scales k_scales,
                    Scales v_scales, TensorView slots, TensorView page_table, TensorView rows,
-                   tvm::ffi::Optional<TensorView> key_ends, TensorView out,
-                   tvm::ffi::Optional<TensorView> sinks, double scale, double softcap,
+                   optional<TensorView> key_ends, TensorView out,
+                   optional<TensorView> sinks, double scale, double softcap,
                    int64_t window, int64_t num_threads) {
   CHECK(k_pool.ndim() == 4 && qkv.ndim() == 2 && out.ndim() == 2, "attention: wrong axes");
   const int64_t K = k_pool.size(2), H = k_pool.size(3), N = out.size(1) / H, R = cos_sin.size(1);
   CHECK(qkv.size(1) == (N + 2 * K) * H && qkv.stride(1) == 1 && qkv.dtype() == out.dtype() &&
             qkv.size(0) == out.size(0) && out.size(1) % H == 0,
         "attention: qkv must be [tokens, (" << N << " + 2 * " << K << ") * " << H << "]");
-  CHECK(is_int32(positions) && positions.IsContiguous() && is_float32(cos_sin) &&
-            cos_sin.IsContiguous(),
+  CHECK(is_int32(positions) && is_packed(positions) && is_float32(cos_sin) &&
+            is_packed(cos_sin),
         "attention: positions must be int32, cosines and sines float32, packed");
   for (const auto& weight : {q_weight, k_weight})
-    CHECK(!weight || ((*weight).numel() == H && (*weight).IsContiguous() &&
+    CHECK(!weight || ((*weight).numel() == H && is_packed(*weight) &&
                       ((*weight).dtype() == qkv.dtype() || is_float32(*weight))),
           "attention: norm weights must be one per head dim, of the dtype of qkv or float32");
   check_rotary(H, R);
@@ -168,5 +168,5 @@ void qkv_attention(TensorView qkv, tvm::ffi::Optional<TensorView> q_weight,
 
 }  // namespace attention
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(paged_attention, attention::paged_attention);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(qkv_attention, attention::qkv_attention);
+EXPORT(paged_attention, attention::)
+EXPORT(qkv_attention, attention::)

@@ -257,6 +257,6 @@ void pack_nibbles(TensorView bytes, int64_t flips, int64_t num_threads) {
   });
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(read_blocks, read_blocks);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_entries, pack_entries);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack_nibbles, pack_nibbles);
+EXPORT(read_blocks)
+EXPORT(pack_entries)
+EXPORT(pack_nibbles)

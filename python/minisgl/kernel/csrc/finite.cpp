@@ -44,7 +44,7 @@ bool finite(const U* source, U* target, int64_t n, U mask, int64_t num_threads) 
 
 // Copies source to target, if there is one, and returns whether all numbers are finite. Both are
 // contiguous and of one dtype: float32, bfloat16, float16 or float8 e4m3 without infinity.
-bool copy_finite(TensorView source, tvm::ffi::Optional<TensorView> target, int64_t num_threads) {
+bool copy_finite(TensorView source, optional<TensorView> target, int64_t num_threads) {
   const DLDataType dtype = source.dtype();
   const int64_t n = source.numel();
   CHECK(is_packed(source) && (!target || (is_packed(*target) && (*target).dtype() == dtype &&
@@ -60,8 +60,8 @@ bool copy_finite(TensorView source, tvm::ffi::Optional<TensorView> target, int64
   if (dtype.code == kDLFloat && dtype.bits == 32) return check(uint32_t(0x7f800000));
   if (dtype.code == kDLFloat && dtype.bits == 16) return check(uint16_t(0x7c00));
   if (dtype.code == kDLBfloat) return check(uint16_t(0x7f80));
-  TVM_FFI_THROW(ValueError) << "copy_finite: code " << int(dtype.code) << " of "
+  throw Error("ValueError") << "copy_finite: code " << int(dtype.code) << " of "
                             << int(dtype.bits) << " bits";
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(copy_finite, copy_finite);
+EXPORT(copy_finite)

@@ -21,7 +21,7 @@ INLINE float dot(const T* w, const T* x, int64_t n) {
 // f(a panel's 16 rows, the panel), in threads: one is [16, I], the other [I / 2, 16, 2].
 template <class F>
 void each_panel(const TensorView& weight, int64_t num_threads, F f) {
-  CHECK(weight.ndim() == 2 && weight.IsContiguous() && weight.dtype().bits == 16 &&
+  CHECK(weight.ndim() == 2 && is_packed(weight) && weight.dtype().bits == 16 &&
             weight.size(1) % 2 == 0,
         "packing: a matrix of 16-bit numbers and an even number of inputs");
   const int64_t inputs = weight.size(1);
@@ -53,7 +53,7 @@ void unpack(TensorView weight, int64_t num_threads) {
 // Rows `ids`, int32 or int64, of a packed weight [O, I].
 void packed_rows(TensorView ids, TensorView weight, TensorView out, int64_t num_threads) {
   const int64_t inputs = weight.size(1), steps = inputs / 2, whole = weight.size(0) / PANEL * PANEL;
-  CHECK(ids.IsContiguous() && out.IsContiguous() && weight.IsContiguous() &&
+  CHECK(is_packed(ids) && is_packed(out) && is_packed(weight) &&
             weight.dtype().bits == 16 && out.dtype() == weight.dtype() &&
             out.numel() == ids.numel() * inputs,
         "embed: ids [T], weight [V, D] and out [T, D], packed");
@@ -73,9 +73,9 @@ void packed_rows(TensorView ids, TensorView weight, TensorView out, int64_t num_
 
 // out = x @ weight.T + bias, then the gate (0: none, 1: SiLU, 2: GELU): x [M, I], weight [O, I]
 // packed, out [M, O] or [M, O / 2]. All bfloat16; without a gate, out may be float32.
-void packed_linear(TensorView x, TensorView weight, tvm::ffi::Optional<TensorView> bias,
+void packed_linear(TensorView x, TensorView weight, optional<TensorView> bias,
                    int64_t gate, TensorView out, int64_t num_threads) {
-  CHECK(weight.ndim() == 2 && weight.IsContiguous() && weight.dtype() == x.dtype() &&
+  CHECK(weight.ndim() == 2 && is_packed(weight) && weight.dtype() == x.dtype() &&
             x.dtype().code == kDLBfloat,
         "linear: the weight must be a matrix, packed, of the dtype of x");
   const Product product(x, weight.size(0), weight.size(1), bias, gate, out);
@@ -100,7 +100,7 @@ void packed_linear(TensorView x, TensorView weight, tvm::ffi::Optional<TensorVie
     }
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, pack);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(unpack, unpack);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_rows, packed_rows);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_linear, packed_linear);
+EXPORT(pack)
+EXPORT(unpack)
+EXPORT(packed_rows)
+EXPORT(packed_linear)

@@ -132,4 +132,4 @@ void experts(TensorView x, TensorView gate_up, TensorView down, TensorView weigh
   });
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(experts, experts);
+EXPORT(experts)

@@ -5,8 +5,6 @@
 #include "product.h"
 #include "scaled.h"
 
-using tvm::ffi::Optional;
-
 namespace {
 
 // Other activations are a `Gate`. CLAMPED: of gpt-oss. SQUARED: of ReLU, of experts without a gate. Their
@@ -40,7 +38,7 @@ INLINE void squared(const bf16* up, int F, bf16* to) {
 }
 
 // The biases of expert e, of [L, columns], in `row`.
-Optional<TensorView> of_expert(const Optional<TensorView>& biases, int e, std::optional<Rows>& row) {
+optional<TensorView> of_expert(const optional<TensorView>& biases, int e, optional<Rows>& row) {
   if (!biases) return {};
   const int64_t columns = (*biases).size(1);
   row.emplace(data<bf16>(*biases) + e * columns, 1, columns);
@@ -54,11 +52,11 @@ Optional<TensorView> of_expert(const Optional<TensorView>& biases, int e, std::o
 // [T, K]. Biases [L, 2F] and [L, D].
 void scaled_experts(
     TensorView x, TensorView up_numbers, int64_t up_kind, int64_t up_group, TensorView up_scales,
-    Optional<TensorView> up_factors, Optional<TensorView> up_zeros, Optional<TensorView> up_steps,
+    optional<TensorView> up_factors, optional<TensorView> up_zeros, optional<TensorView> up_steps,
     int64_t up_middle, TensorView down_numbers, int64_t down_kind, int64_t down_group,
-    TensorView down_scales, Optional<TensorView> down_factors, Optional<TensorView> down_zeros,
-    Optional<TensorView> down_steps, int64_t down_middle, TensorView weights, TensorView ids,
-    Optional<TensorView> up_biases, Optional<TensorView> down_biases, int64_t activation, double alpha,
+    TensorView down_scales, optional<TensorView> down_factors, optional<TensorView> down_zeros,
+    optional<TensorView> down_steps, int64_t down_middle, TensorView weights, TensorView ids,
+    optional<TensorView> up_biases, optional<TensorView> down_biases, int64_t activation, double alpha,
     double limit, TensorView out, int64_t F, int64_t first, int64_t count, int64_t num_threads) {
   const int64_t T = x.size(0), D = x.size(1), K = ids.size(1);
   for (const TensorView& tensor : {x, weights, ids, out})
@@ -84,20 +82,20 @@ void scaled_experts(
     bf16* const acts = gate ? of_up.data() : act.data();
     const Rows in(T > 1 ? inputs.data() : data<bf16>(x), m, D), mid(of_up.data(), m, between),
         acted(acts, m, F), made(results.data(), m, D);
-    std::optional<Rows> up_row, down_row;
+    optional<Rows> up_row, down_row;
     if (T > 1)
       each_item(m, threads, [&](int64_t i) {
         std::memcpy(&inputs[i * D], data<bf16>(x) + chosen[i] / K * D, D * sizeof(bf16));
       });
     const TensorView from(&in.tensor), to(&mid.tensor), of_act(&acted.tensor), result(&made.tensor);
-    const Optional<TensorView> up_bias = of_expert(up_biases, e, up_row);
+    const optional<TensorView> up_bias = of_expert(up_biases, e, up_row);
     multiply_scaled({from, G, D, up_bias, gate, to}, up[e], num_threads);
     if (!gate)
       each_item(m, threads, [&](int64_t i) {
         if (activation == SQUARED) squared(&of_up[i * G], int(F), acts + i * F);
         else clamped(&of_up[i * G], int(F), float(alpha), float(limit), acts + i * F);
       });
-    const Optional<TensorView> down_bias = of_expert(down_biases, e, down_row);
+    const optional<TensorView> down_bias = of_expert(down_biases, e, down_row);
     multiply_scaled({of_act, D, F, down_bias, NONE, result}, down[e], num_threads);
     each_item(m, threads, [&](int64_t i) {
       float* const sums = &total[chosen[i] / K * D];
@@ -111,4 +109,4 @@ void scaled_experts(
     each(&total[at], int(D), [&](VF v, int d) { store_until(data<bf16>(out) + at, d, int(D), v); });
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(scaled_experts, scaled_experts);
+EXPORT(scaled_experts)

@@ -10,8 +10,6 @@
 #include "product.h"
 #include "scaled.h"
 
-using tvm::ffi::Optional;
-
 namespace {
 
 // Inputs of a block, which have one scale, and of a unit, which have one sum: a block or a group in it.
@@ -459,8 +457,8 @@ void multiply_scaled(const Product& product, const Scaled& weight, int64_t num_t
 // `kind` (numbers.h). factors, zeros: int8 and uint8 [O / 16, groups, 16]. scales, steps: of the same
 // shape or with an entry for several groups, float or exponents. The number `middle` is 0.
 void numbers_linear(TensorView x, TensorView numbers, int64_t kind, int64_t group,
-                    TensorView scales, Optional<TensorView> factors, Optional<TensorView> zeros,
-                    Optional<TensorView> steps, int64_t middle, Optional<TensorView> bias,
+                    TensorView scales, optional<TensorView> factors, optional<TensorView> zeros,
+                    optional<TensorView> steps, int64_t middle, optional<TensorView> bias,
                     int64_t gate, TensorView out, int64_t num_threads) {
   const int64_t inputs = x.size(1), outputs = out.size(1) * (gate ? 2 : 1);
   const Product product(x, outputs, inputs, bias, gate, out);
@@ -470,11 +468,11 @@ void numbers_linear(TensorView x, TensorView numbers, int64_t kind, int64_t grou
 
 // Rows `ids`, int32 or int64, of a packed matrix of integers [outputs, D], as bfloat16 [T, D].
 void numbers_rows(TensorView ids, TensorView numbers, int64_t kind, int64_t group,
-                  TensorView scales, Optional<TensorView> factors, Optional<TensorView> zeros,
-                  Optional<TensorView> steps, int64_t middle, int64_t outputs, TensorView out,
+                  TensorView scales, optional<TensorView> factors, optional<TensorView> zeros,
+                  optional<TensorView> steps, int64_t middle, int64_t outputs, TensorView out,
                   int64_t num_threads) {
   const int64_t inputs = out.size(1);
-  CHECK(ids.IsContiguous() && is_packed(out) && out.size(0) == ids.numel() &&
+  CHECK(is_packed(ids) && is_packed(out) && out.size(0) == ids.numel() &&
             out.dtype().code == kDLBfloat && kind != FP4 && kind != FP8,
         "embed: ids [T], integers [V, D] and out [T, D], packed");
   const bool is_wide = ids.dtype().bits == 64;
@@ -497,5 +495,5 @@ void numbers_rows(TensorView ids, TensorView numbers, int64_t kind, int64_t grou
   });
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(numbers_linear, numbers_linear);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(numbers_rows, numbers_rows);
+EXPORT(numbers_linear)
+EXPORT(numbers_rows)

@@ -24,7 +24,7 @@ struct Rows {
     inner = x.ndim() == 3 ? x.size(1) : 1;
     inner_stride = x.ndim() == 3 ? x.stride(1) : 0;
     outer_stride = x.ndim() == 2 || x.ndim() == 3 ? x.stride(0) : width;
-    CHECK(x.IsContiguous() || x.ndim() == 2 || x.ndim() == 3, "strides of more than 3 axes");
+    CHECK(is_packed(x) || x.ndim() == 2 || x.ndim() == 3, "strides of more than 3 axes");
     CHECK(width == 1 || x.stride(-1) == 1, "the last axis must be contiguous");
   }
   T* operator[](int64_t i) const {
@@ -147,9 +147,9 @@ void take_ids(TensorView token_ids, TensorView rows, TensorView last_token, Tens
   }
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(take_ids, take_ids);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm, rms_norm);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(add_rms_norm, add_rms_norm);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(apply_rope, apply_rope);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, silu_and_mul);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_and_mul, gelu_and_mul);
+EXPORT(take_ids)
+EXPORT(rms_norm)
+EXPORT(add_rms_norm)
+EXPORT(apply_rope)
+EXPORT(silu_and_mul)
+EXPORT(gelu_and_mul)

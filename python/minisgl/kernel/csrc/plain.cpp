@@ -52,7 +52,7 @@ void multiply(const Floats& product, int64_t num_threads) {
 }  // namespace
 
 // out = x @ weight.T + bias: x [M, I], weight [O, I], out [M, O]. All float32 and packed.
-void plain_linear(TensorView x, TensorView weight, tvm::ffi::Optional<TensorView> bias, TensorView out,
+void plain_linear(TensorView x, TensorView weight, optional<TensorView> bias, TensorView out,
                   int64_t num_threads) {
   const int64_t rows = x.size(0), inputs = x.size(1), outputs = weight.size(0);
   for (const TensorView& tensor : {x, weight, out})
@@ -73,7 +73,7 @@ void plain_linear(TensorView x, TensorView weight, tvm::ffi::Optional<TensorView
 
 // Rows `ids`, int32 or int64, of a float32 matrix [V, D].
 void plain_rows(TensorView ids, TensorView weight, TensorView out) {
-  CHECK(ids.IsContiguous() && is_packed(weight) && is_packed(out) && is_float32(weight) &&
+  CHECK(is_packed(ids) && is_packed(weight) && is_packed(out) && is_float32(weight) &&
             is_float32(out) && out.numel() == ids.numel() * weight.size(1),
         "embed: ids [T], weight [V, D] and out [T, D], float32 and packed");
   const int64_t width = weight.size(1);
@@ -85,5 +85,5 @@ void plain_rows(TensorView ids, TensorView weight, TensorView out) {
   }
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(plain_linear, plain_linear);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(plain_rows, plain_rows);
+EXPORT(plain_linear)
+EXPORT(plain_rows)

@@ -44,11 +44,11 @@ void store_tile(const Tile& tile, const bf16* bias, Gate gate, T* out, int64_t s
 // outputs: rows of the weight; with a gate, `out` has half as many columns.
 struct Product {
   const TensorView &x, &out;
-  const tvm::ffi::Optional<TensorView>& bias;
+  const optional<TensorView>& bias;
   Gate gate;
   int64_t rows, inputs, outputs;
   Product(const TensorView& x, int64_t outputs, int64_t inputs,
-          const tvm::ffi::Optional<TensorView>& bias, int64_t gate, const TensorView& out)
+          const optional<TensorView>& bias, int64_t gate, const TensorView& out)
       : x(x), out(out), bias(bias), gate(Gate(gate)), rows(out.size(0)), inputs(inputs),
         outputs(outputs) {
     CHECK(x.ndim() == 2 && out.ndim() == 2 && is_packed(x) && (out.stride(1) == 1 || out.size(1) == 1),

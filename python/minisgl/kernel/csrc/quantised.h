@@ -108,5 +108,5 @@ void with_pool(DLDataType pool, DLDataType inputs, F f) {
   if (pool == inputs) return f((T*)nullptr);
   if (pool.code == kDLInt && pool.bits == 8) return f((i8*)nullptr);
   if (pool.code == kDLFloat8_e4m3fn) return f((e4m3*)nullptr);
-  TVM_FFI_THROW(ValueError) << "attention: the pool must have the inputs' dtype, int8 or e4m3";
+  throw Error("ValueError") << "attention: the pool must have the inputs' dtype, int8 or e4m3";
 }

@@ -3,8 +3,7 @@
 
 int64_t common_prefix_length(TensorView a, TensorView b) {
   for (const TensorView& ids : {a, b}) {
-    // By IsContiguous() of tvm-ffi 0.1.11, an empty NumPy array, of stride 0, is not.
-    CHECK(is_int32(ids) && ids.ndim() == 1 && (ids.size(0) < 2 || ids.stride(0) == 1),
+    CHECK(is_int32(ids) && ids.ndim() == 1 && is_packed(ids),
           "common_prefix_length takes contiguous int32 arrays of one dimension");
   }
   const int32_t *x = data<int32_t>(a), *y = data<int32_t>(b);
@@ -19,4 +18,4 @@ int64_t common_prefix_length(TensorView a, TensorView b) {
   return i;
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(common_prefix_length, common_prefix_length);
+EXPORT(common_prefix_length)

@@ -31,7 +31,7 @@ int heads_of_item(int G, int num_key_heads, int num_threads) {
 // int32 [4, B], as `PoolBatch.rows` has them. bias, skip: or null, see `RecurrentInputs`. ring: entries of
 // a page in `inputs`. The others: minisgl_zoo/recurrent/pool.py.
 void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView beta, TensorView weight,
-                    tvm::ffi::Optional<TensorView> bias, tvm::ffi::Optional<TensorView> skip,
+                    optional<TensorView> bias, optional<TensorView> skip,
                     TensorView states, TensorView tails, TensorView inputs, TensorView keys,
                     TensorView updates, TensorView decays, TensorView slots, TensorView row_table,
                     TensorView state_table, TensorView rows, TensorView out, int64_t ring,
@@ -96,4 +96,4 @@ void recurrent_step(TensorView x, TensorView mixed, TensorView g, TensorView bet
 
 }  // namespace recurrent
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(recurrent_step, recurrent::recurrent_step);
+EXPORT(recurrent_step, recurrent::)

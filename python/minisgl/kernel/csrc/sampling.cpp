@@ -228,10 +228,10 @@ int draw(const Row<T>& row, int top_id, float least, uint64_t seed, uint64_t ind
 
 // logits [S, V]; out int32 [S], -1 for a row whose largest logit is not finite. The others are
 // fields of minisgl.core.BatchSamplingArgs, or None. Without temperatures every row is greedy.
-void sample(TensorView logits, tvm::ffi::Optional<TensorView> temperatures,
-            tvm::ffi::Optional<TensorView> top_ks, tvm::ffi::Optional<TensorView> top_ps,
-            tvm::ffi::Optional<TensorView> min_ps, tvm::ffi::Optional<TensorView> seeds,
-            tvm::ffi::Optional<TensorView> output_idxs, TensorView out, int64_t num_threads) {
+void sample(TensorView logits, optional<TensorView> temperatures,
+            optional<TensorView> top_ks, optional<TensorView> top_ps,
+            optional<TensorView> min_ps, optional<TensorView> seeds,
+            optional<TensorView> output_idxs, TensorView out, int64_t num_threads) {
   CHECK(logits.ndim() == 2 && logits.stride(1) == 1, "sample: logits must be [rows, vocabulary]");
   const int num_rows = logits.size(0), V = logits.size(1);
   int32_t* ids = data<int32_t>(out);
@@ -264,4 +264,4 @@ void sample(TensorView logits, tvm::ffi::Optional<TensorView> temperatures,
   });
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample, sample);
+EXPORT(sample)

@@ -49,7 +49,7 @@ struct Scales {
   Entries entries;
   const int8_t* factors;
   const uint8_t* zeros;
-  std::optional<Entries> steps;
+  optional<Entries> steps;
   int middle;
   bool has_offset() const { return zeros || steps; }
   INLINE VF scale(int64_t panel, int64_t group, int64_t lane) const {
@@ -83,12 +83,12 @@ struct Scaled {
 
   // count: matrices of a stack. The other arguments are those of numbers_linear.
   Scaled(const TensorView& numbers, int64_t kind, int64_t group, const TensorView& scales,
-         const tvm::ffi::Optional<TensorView>& factors, const tvm::ffi::Optional<TensorView>& zeros,
-         const tvm::ffi::Optional<TensorView>& steps, int64_t middle, int64_t outputs, int64_t inputs,
+         const optional<TensorView>& factors, const optional<TensorView>& zeros,
+         const optional<TensorView>& steps, int64_t middle, int64_t outputs, int64_t inputs,
          int64_t count = 1)
       : kind(kind), outputs(outputs), inputs(inputs), numbers(data<uint8_t>(numbers)), group(group) {
     const int64_t all = count * outputs;
-    CHECK(numbers.IsContiguous() && scales.IsContiguous() && outputs % PANEL == 0 &&
+    CHECK(is_packed(numbers) && is_packed(scales) && outputs % PANEL == 0 &&
               inputs % 8 == 0 && group % 8 == 0 &&
               numbers.numel() == all / PANEL * panel_bytes(kind, inputs) &&
               (kind == FP8 || group <= MOST || group % MOST == 0 || group >= inputs),

@@ -19,7 +19,7 @@ class Scratch {
   float* take(size_t count) {
     float* p = floats_.data() + used_;
     used_ += (count + ALIGNED - 1) / ALIGNED * ALIGNED;
-    if (used_ > floats_.size()) TVM_FFI_THROW(RuntimeError) << "scratch memory is too small";
+    if (used_ > floats_.size()) throw Error("RuntimeError") << "scratch memory is too small";
     return p;
   }
 

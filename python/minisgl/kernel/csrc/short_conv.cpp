@@ -56,7 +56,7 @@ struct Conv {
 
 // projected [T, 3 D]: b, c and x of each token. inputs, page_table, slots, rows: those of a `PoolBatch`
 // and its `ConvLayer`. out [T, D].
-void short_conv(TensorView projected, TensorView weight, tvm::ffi::Optional<TensorView> bias,
+void short_conv(TensorView projected, TensorView weight, optional<TensorView> bias,
                 TensorView inputs, TensorView slots, TensorView page_table, TensorView rows,
                 TensorView out, int64_t page_size, int64_t num_threads) {
   for (const TensorView& tensor : {projected, weight, inputs, out})
@@ -82,4 +82,4 @@ void short_conv(TensorView projected, TensorView weight, tvm::ffi::Optional<Tens
   });
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(short_conv, short_conv);
+EXPORT(short_conv)
