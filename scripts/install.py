@@ -7,12 +7,15 @@ to run the check, so there is no syntax here that came after 3.6.
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 
 OLDEST = (3, 11)
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of builds without CUDA. PyPI's Linux build needs the CUDA packages, so pip does
@@ -50,6 +53,34 @@ def main():
         print("%s is broken or older than Python 3.11: making it anew" % args.venv)
     if is_broken or not is_usable(python):
         run([sys.executable, "-m", "venv"] + (["--clear"] if is_broken else []) + [args.venv])
+    compiling = begin_compiling(python, pip)
+    try:
+        install(args, python, pip)
+    finally:
+        compiling.terminate()
+        compiling.wait()
+    return 0
+
+
+def begin_compiling(python, pip):
+    """Begin to compile the C++ kernels, which need no torch, and return the process.
+
+    It takes a minute of all cores, while torch comes from the network.
+    """
+    with open(os.path.join(ROOT, "pyproject.toml")) as project:
+        lines = [line.strip().rstrip(",").strip('"') for line in project]
+    needed = [line for line in lines if re.match("(apache-tvm-ffi|ninja)[=<>]", line)]
+    print("installing what compiles the C++ kernels, which goes on beside the rest ...")
+    run([*pip, "-q", *needed])
+    return subprocess.Popen(
+        [python, "-c", "from minisgl.kernel.jit import load_library; load_library()"],
+        env=dict(os.environ, PYTHONPATH=os.path.join(ROOT, "python")),
+        stderr=subprocess.DEVNULL,  # what fails is said at the end, by `minisgl.kernel.build`
+    )
+
+
+def install(args, python, pip):
+    """Install torch, then the other packages; wait for the kernels."""
     pip_torch = [*pip, "--progress-bar", "on", args.torch]
     installing = "installing %s (once" % args.torch
     if has_gpu():
@@ -64,14 +95,13 @@ def main():
             print("pip got no torch from %s" % CPU_INDEX)
             print("taking PyPI's instead: the CUDA build, about 4.8 GB (Ctrl-C stops it) ...")
             run(pip_torch)
-    print("installing the other packages (once) ...")
-    run_with_progress([*pip, "-e", "."])
-    with subprocess.Popen([python, "-m", "minisgl.kernel.build"]) as building:
-        if args.extra:  # while the kernels are compiled: either takes a minute
-            add(pip, args.extra)
-    if building.returncode:
+    if args.extra:
+        add(pip, args.extra)
+    else:
+        print("installing the other packages (once) ...")
+        run_with_progress([*pip, "-e", "."])
+    if subprocess.call([python, "-m", "minisgl.kernel.build"]):
         print("no C++ kernels: the plain torch ones are used")
-    return 0
 
 
 def add(pip, extra):

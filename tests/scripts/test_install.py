@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -56,24 +57,22 @@ esac
     return tmp_path
 
 
-def install(machine: Path, *flags: str, **env: str) -> tuple[str, list[str]]:
-    """What the script prints, and the commands that it ran."""
-    (machine / "log").write_text("")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "run.py",
-            str(ROOT / "scripts" / "install.py"),
-            "--torch",
-            "torch==9.9",
-            *flags,
-        ],
+def run(machine: Path, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    script = str(ROOT / "scripts" / "install.py")
+    return subprocess.run(
+        [sys.executable, "run.py", script, "--torch", "torch==9.9", *flags],
         capture_output=True,
         text=True,
         cwd=machine,
         check=False,
         env={**os.environ, "PATH": f"{machine}:/usr/bin:/bin", "PIP_CONFIG": "", **env},
     )
+
+
+def install(machine: Path, *flags: str, **env: str) -> tuple[str, list[str]]:
+    """What the script prints, and the commands that it ran."""
+    (machine / "log").write_text("")
+    done = run(machine, *flags, **env)
     assert done.returncode == 0, done.stderr
     return done.stdout, (machine / "log").read_text().splitlines()
 
@@ -99,6 +98,39 @@ def test_the_cpu_build_where_there_is_no_gpu(machine: Path) -> None:
     assert not any("venv" in line for line in again)  # a usable environment is kept
 
 
+def test_kernels_are_compiled_while_torch_is_installed(machine: Path) -> None:
+    """Nothing but tvm-ffi and ninja is there when it begins. A failed installation ends it."""
+    inner = (machine / "inner").read_text()
+    compiling = "*load_library*) echo $$ > compiling; exec sleep 60 ;;"
+    torch = "*torch==9.9*) while ! [ -s compiling ]; do sleep 0.01; done; exit 3 ;;"
+    (machine / "inner").write_text(inner.replace("in\n", f"in\n {compiling}\n {torch}\n", 1))
+    done = run(machine)
+    assert done.returncode == 3
+    assert "failed; the same command continues where it stopped" in done.stdout
+    assert not Path("/proc", (machine / "compiling").read_text().strip()).exists()
+    first = (machine / "log").read_text().splitlines()[1]
+    packages = first.split(" install -q ")[1].split()
+    assert sorted(re.split("[=<>]", package)[0] for package in packages) == [
+        "apache-tvm-ffi",
+        "ninja",
+    ]
+
+
+def test_the_kernels_need_no_torch_to_be_compiled() -> None:
+    """Python runs it before any package but tvm-ffi and ninja is installed."""
+    code = """
+import sys
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("torch", "numpy", "msgspec", "transformers"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Missing())
+from minisgl.kernel.jit import load_library
+load_library()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "python")
+
+
 def test_ctrl_c_is_one_line(machine: Path) -> None:
     (machine / "inner").write_text("#!/bin/sh\nkill -INT $PPID\nexit 1\n")
     done = subprocess.run(
@@ -111,7 +143,8 @@ def test_ctrl_c_is_one_line(machine: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (done.returncode, done.stderr) == (130, "")
-    assert done.stdout == "interrupted; the same command continues where it stopped\n"
+    last = done.stdout.splitlines()[-1]
+    assert last == "interrupted; the same command continues where it stopped"
 
 
 def test_an_index_that_cannot_be_reached(machine: Path) -> None:
@@ -182,9 +215,9 @@ def test_an_old_python_is_refused_before_anything_is_made(
 
 
 def test_the_packages_of_an_extra_are_added(machine: Path) -> None:
-    whole, both = install(machine, "--extra", "dev")
-    build = "-m minisgl.kernel.build"
-    assert sorted(both[-2:]) == sorted([build, next(line for line in both if ".[dev]" in line)])
+    whole, commands = install(machine, "--extra", "dev")
+    assert commands[-2].endswith("install -e .[dev]")
+    assert commands[-1] == "-m minisgl.kernel.build"
     said, commands = install(machine, "--extra", "dev", "--added")
     for text in (whole, said):
         assert "installing the packages of [dev] (once)" in text
