@@ -194,6 +194,8 @@ def plan_memory(memory: MemoryPlan, num_pages: int | None) -> MemoryPlan:
                     "The model is too large for this machine: take --quantization int4, a 4-bit "
                     "file, more GPUs (--tp) or a smaller model"
                 )
+            if memory.vision_bytes:
+                weights += f", the vision tower {size_of(memory.vision_bytes)}"
             raise ConfigError(
                 f"no memory is left for the KV cache: {free} are free, of which --memory-ratio "
                 f"{memory.memory_ratio:g} may be used; weights take {weights} and activations up "

@@ -157,6 +157,10 @@ def test_explicit_pages_win() -> None:
     [
         ({"weight_bytes": 6 * GIB}, "raise --memory-ratio, or lower --max-seq-len, --max-pre"),
         ({"weight_bytes": 16 * GIB}, "too large for this machine: take --quantization int4"),
+        (
+            {"weight_bytes": 4 * GIB, "vision_bytes": GIB},
+            r"weights take 4\.00 GiB, the vision tower 1\.00 GiB and activations up to",
+        ),
         ({"num_pages": 10 * 1024}, "the most that fits is 9216"),
     ],
 )
