@@ -89,8 +89,8 @@ class Finished(_Event, frozen=True, kw_only=True):
     and joules (`minisgl_gateway.watch.cost`), None if no energy can be read. num_resumed: how often
     another engine went on with it (`minisgl_gateway.resume`). images: how many the prompt has, for
     how many of them the vision tower ran, and the seconds of that (`minisgl_zoo.vision.times`);
-    None without images. pooled: the prompt's pooled hidden
-    state or logits, little-endian float32; empty unless `SamplingParams.pooling`.
+    None without images. pooled: the prompt's pooled hidden state or logits, little-endian float32;
+    empty unless `SamplingParams.pooling`.
     """
 
     reason: FinishReason

@@ -2,8 +2,8 @@
 
 Both run on torch's current stream, can be captured in CUDA graphs, and use gloo between the hosts.
 The direct calls save the events and records that a process group adds to each call, and send small
-all-reduces through memory that the GPUs share (`PeerReduce`). They need a C++
-compiler; without one torch's process group is used.
+all-reduces through memory that the GPUs share (`PeerReduce`). They need a C++ compiler; without one
+torch's process group is used.
 
 Closing aborts the communicator and does not wait for other ranks. But an abort waits until all CUDA
 graphs that captured its calls are freed (NCCL 2.26 and later), and the traceback of a failed rank

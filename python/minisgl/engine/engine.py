@@ -1,9 +1,9 @@
 """From a plan to sampled ids: build the batch, run the model, sample.
 
 `minisgl.engine.inputs` turns the plan into tensors, `minisgl.models.blocks.decoder` runs the model,
-`minisgl.engine.sampler` samples and stores the ids.
-`launch` returns at once. Its work runs in stream order (`Device.enqueue`), so a step can read what
-earlier steps wrote: the KV pool, the page table and each request's last token.
+`minisgl.engine.sampler` samples and stores the ids. `launch` returns at once. Its work runs in
+stream order (`Device.enqueue`), so a step can read what earlier steps wrote: the KV pool, the page
+table and each request's last token.
 """
 
 from __future__ import annotations

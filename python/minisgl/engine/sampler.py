@@ -43,9 +43,9 @@ class Sampler:
         """Sample a token for each row and write it to the tables as the row's last token.
 
         Returns int32 ids [S], padding included; if a row asks for log-probabilities, the output of
-        `with_logprobs`; if prompt tokens are scored or pooled, that of
-        `sample_and_report`. The id of a row
-        whose logits are not finite is -1 (`Ops.sample`); the tables then have 0, a valid id.
+        `with_logprobs`; if prompt tokens are scored or pooled, that of `sample_and_report`. The id
+        of a row whose logits are not finite is -1 (`Ops.sample`); the tables then have 0, a valid
+        id.
 
         If S is large, each rank samples its part R of the rows, and the ranks gather the ids. If S
         is small, or a row has options, every rank samples all rows and rank 0's ids are broadcast,

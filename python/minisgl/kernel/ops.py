@@ -35,8 +35,8 @@ a cache of the processor."""
 
 
 class Ops:
-    """Stateless. Only `store_kv` and `write_pages` change their arguments; the other ops return new
-    tensors."""
+    """Stateless. Only `copy_finite`, `store_kv` and `write_pages` change an argument; the other ops
+    return new tensors."""
 
     name = "torch"
 

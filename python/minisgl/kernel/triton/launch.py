@@ -2,11 +2,10 @@
 
 At each launch Triton looks for the compiled kernel by all arguments, which takes the host longer
 than the GPU takes for a step with prompts outside of graphs. A `Launcher` finds the compiled kernel
-by a key. A kernel's arguments are first those
-of run time, which must not be specialised (`do_not_specialize`; pointers are aligned to 16 bytes
-unless `do_not_specialize_on_alignment` names them), then the constants. Tensors are passed as
-addresses, because for a tensor Triton would ask the driver for its device. Triton's launch hooks
-are not called.
+by a key. A kernel's arguments are first those of run time, which must not be specialised
+(`do_not_specialize`; pointers are aligned to 16 bytes unless `do_not_specialize_on_alignment` names
+them), then the constants. Tensors are passed as addresses, because for a tensor Triton would ask
+the driver for its device. Triton's launch hooks are not called.
 
 With programmatic dependent launch (Hopper and later) a kernel starts while the one before it ends:
 `begin` lets the next one start, and waits until the one before has ended and its writes are
