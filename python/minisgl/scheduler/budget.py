@@ -5,7 +5,7 @@ The stall bound says how long the prompts of a step may delay the streams that d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 from minisgl.core.image import Image, places_of
@@ -37,12 +37,13 @@ class PromptBudget:
         return fits if fits >= least else 0
 
     def before_images(self, images: Sequence[Image], start: int, num_tokens: int) -> int:
-        """Return how many tokens of a chunk that fits come before an image that does not fit, and
-        count the images among them. All fit without a stall bound."""
+        """Return how many tokens of a chunk that fits come before an image that does not fit. All
+        fit without a stall bound."""
         return num_tokens
 
-    def take(self, start: int, num_tokens: int) -> None:
-        """Subtract a chunk of a prompt whose first `start` tokens are computed."""
+    def take(self, start: int, num_tokens: int, images: Sequence[Image] = ()) -> None:
+        """Subtract a chunk of a prompt whose first `start` tokens are computed. images: the
+        prompt's."""
         self._tokens -= num_tokens
 
 
@@ -89,20 +90,29 @@ class StallBudget(PromptBudget):
         return low if low >= least else 0
 
     def before_images(self, images: Sequence[Image], start: int, num_tokens: int) -> int:
-        for image in images:
-            if 0 <= (before := int(places_of(image)[0]) - start) < num_tokens:
-                image_s = self._times.image_ns * image.num_bytes * 1e-9
-                fits = self._stall_s(before, start) + image_s <= self._bound_s
-                if self._owed_s or (self._images_s and not fits):
-                    return before
-                self._images_s += image_s
-                self.excess_s = max(self._images_s - self._bound_s, 0.0)
+        images_s = 0.0  # of those that fit
+        for before, image_s in self._images(images, start, num_tokens):
+            fits = self._stall_s(before, start) + images_s + image_s <= self._bound_s
+            if self._owed_s or (self._images_s + images_s and not fits):
+                return before
+            images_s += image_s
         return num_tokens
 
-    def take(self, start: int, num_tokens: int) -> None:
+    def take(self, start: int, num_tokens: int, images: Sequence[Image] = ()) -> None:
         super().take(start, num_tokens)
         self._num_taken += num_tokens
         self._num_pairs += num_tokens * start
+        self._images_s += sum(image_s for _, image_s in self._images(images, start, num_tokens))
+        self.excess_s = max(self._images_s - self._bound_s, 0.0)
+
+    def _images(
+        self, images: Sequence[Image], start: int, num_tokens: int
+    ) -> Iterator[tuple[int, float]]:
+        """Yield the tokens of a chunk before each image that begins in it, and the seconds of its
+        tower."""
+        for image in images:
+            if 0 <= (before := int(places_of(image)[0]) - start) < num_tokens:
+                yield before, self._times.image_ns * image.num_bytes * 1e-9
 
     def _stall_s(self, num_tokens: int, start: int) -> float:
         """Return the seconds that the chunks taken and this one add to the decode rows."""

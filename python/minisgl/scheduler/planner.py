@@ -195,7 +195,7 @@ class Planner:
                 most = budget.before_images(req.images, start, end - start)
                 end = self._chunk_end(req, most) if most < end - start else end
             if end > start and self._plan_chunk(plan, req, end):
-                budget.take(start, req.num_computed - start)
+                budget.take(start, req.num_computed - start, req.images)
                 has_room = budget.fitting(0, 1, share)
 
     def _chunk_end(self, req: Req, num_tokens: int) -> int:

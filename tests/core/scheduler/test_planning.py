@@ -86,6 +86,20 @@ def test_an_image_may_exceed_the_stall_bound() -> None:
     assert spans(scheduler.plan()) == [(0, 5, 6), (1, 53, 56)]  # time is owed to the stream
 
 
+def test_an_image_whose_chunk_lacks_pages_owes_nothing() -> None:
+    times = replace(TIMES, image_ns=1e7)
+    scheduler = make(num_pages=16, max_prefill_tokens=8, max_stall_s=2e-3, step_times=times)
+    add(scheduler, 0, [1, 2])
+    scheduler.plan()
+    add(scheduler, 1, [7] * 16, images=[whole_image(9, 15)])
+    assert spans(scheduler.plan()) == [(0, 2, 3), (1, 0, 8)]
+    free = scheduler.requests.cache._allocator
+    taken = free.allocate(free.num_free)
+    assert spans(scheduler.plan()) == [(0, 3, 4)]
+    assert scheduler.requests.owed_s == 0
+    free.free(taken)
+
+
 @pytest.mark.needs("minisgl_zoo")
 def test_the_first_decode_frees_the_state_before_the_prompts() -> None:
     from minisgl_zoo.cache_groups.groups import StateGroup
