@@ -103,8 +103,9 @@ class AsyncLLM:
         is_chat: bool = False,
     ) -> AsyncIterator[Delta | RequestOutput]:
         loop, has_news = asyncio.get_running_loop(), asyncio.Event()
-        for ended in [each for each in self._wakers if each.is_closed()]:
-            self._wakers.pop(ended, None)
+        for other in list(self._wakers):  # a copy: another thread's loop may begin meanwhile
+            if other.is_closed():
+                self._wakers.pop(other, None)
         waker = self._wakers.setdefault(loop, _Waker(loop))
 
         def on_news(num_tokens: int, num_ended: int) -> None:

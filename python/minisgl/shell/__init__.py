@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from http.client import HTTPException
+from io import TextIOWrapper
 from typing import Any, Final
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -35,6 +36,8 @@ def run_shell(url: str) -> int:
     after Ctrl-C in a pipe.
     """
     is_terminal = sys.stdin.isatty()
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a pipe may have any bytes
     all_answered = True
     turns: Messages = []
     _say("Chatting. /reset starts again; exit, quit or Ctrl-D leave; Ctrl-C stops an answer.")

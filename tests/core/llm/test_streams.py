@@ -434,6 +434,21 @@ def test_event_loops_that_have_ended_are_not_kept(async_llm: AsyncLLM) -> None:
     assert len(async_llm._wakers) == 1
 
 
+def test_event_loops_of_other_threads_may_begin_meanwhile(async_llm: AsyncLLM) -> None:
+    class Other:
+        def is_closed(self) -> bool:
+            wakers[Other()] = None  # as another thread, between two loops
+            return True
+
+    async def read() -> list[Any]:
+        return [part async for part in async_llm.generate("a", SamplingParams(max_tokens=1))]
+
+    wakers: dict[Any, Any] = async_llm._wakers
+    wakers[Other()] = None
+    assert asyncio.run(read())
+    wakers.clear()
+
+
 def test_cancelling_ends_the_request(async_llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = async_llm._llm._engine.engine
     launch, may_go_on = engine.launch, threading.Event()

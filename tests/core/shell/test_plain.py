@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -48,6 +50,18 @@ def test_a_server_that_is_gone_is_no_traceback() -> None:
     code, answers, rest = chat("http://127.0.0.1:9", "one\n")
     assert (code, answers) == (1, "")
     assert "refused" in rest
+
+
+def test_bytes_that_are_no_text(server: ScriptedServer) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHELL, server.url],
+        input=b"caf\xe9\ntwo\n",
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        timeout=170,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.decode()) == (0, "caf\ufffd .\ntwo .\n"), done.stderr
 
 
 def test_all_answered_is_exit_code_0(server: ScriptedServer) -> None:
