@@ -27,16 +27,16 @@ _INT32: Final = 2**31 - 1
 
 
 def _logit_bias(name: str, bias: Any) -> dict[int, float]:
+    if isinstance(bias, dict) and len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidSampling(
+            f"{name} may have at most {MAX_LOGIT_BIAS} tokens, got {len(bias)}", param=name
+        )
     if not isinstance(bias, dict) or not all(
         _is_token(token) and isinstance(value, int | float) and -100 <= value <= 100
         for token, value in bias.items()
     ):
         raise InvalidSampling(
             f"{name} must map token ids to numbers from -100 to 100, got {brief(bias)}", param=name
-        )
-    if len(bias) > MAX_LOGIT_BIAS:
-        raise InvalidSampling(
-            f"{name} may have at most {MAX_LOGIT_BIAS} tokens, got {len(bias)}", param=name
         )
     return {int(token): float(value) for token, value in bias.items()}
 

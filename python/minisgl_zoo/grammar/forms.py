@@ -45,6 +45,8 @@ def checked_structured_outputs(fields: Mapping[str, Any]) -> dict[str, Any]:
             raise _wrong(f"must be True, got {brief(value)}", f"{OPTION}.json_object")
         return {kind: True}
     if kind == "choice":
+        if isinstance(value, list | tuple):
+            _check_size(len(value), f"{OPTION}.choice", "more than ")  # of which each text has one
         if not isinstance(value, list | tuple) or not value or not all(map(_is_text, value)):
             raise _wrong(f"must be a list of texts, got {brief(value)}", f"{OPTION}.choice")
         _check_size(sum(len(text) for text in value), f"{OPTION}.choice")

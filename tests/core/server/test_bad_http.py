@@ -146,15 +146,17 @@ def test_body_too_large(http: httpx.Client) -> None:
 
 def test_a_body_of_too_many_values(http: httpx.Client) -> None:
     headers = {"content-type": "application/json"}
-    for values in (b"1," * (MAX_VALUES + 1) + b"1", b"[]," * (MAX_VALUES + 1) + b"[]"):
+    for values in (
+        b"1," * (MAX_VALUES + 1) + b"1",
+        b"[]," * (MAX_VALUES + 1) + b"[]",
+        (b"[" * 500 + b"]" * 500 + b",") * (MAX_VALUES // 500) + b"[]",
+        b'{"a":[{}]},' * (MAX_VALUES // 4) + b"{}",
+    ):
         error = refused(http.post(TEXT, content=b'{"prompt": [%b]}' % values, headers=headers), 413)
         assert "has more than 1,048,576 values" in error["message"]
-    commas = b'\\"\\\\' + b"," * (
-        MAX_VALUES + 1
-    )  # behind an escaped quote and an escaped backslash
-    accepted = http.post(
-        TEXT, content=b'{"prompt": "%b", "max_tokens": 1}' % commas, headers=headers
-    )
+    marks = b"[,{" * (MAX_VALUES // 3 + 1)
+    text = b'\\"\\\\' + marks  # behind an escaped quote and an escaped backslash
+    accepted = http.post(TEXT, content=b'{"prompt": "%b", "max_tokens": 1}' % text, headers=headers)
     assert accepted.status_code == 200
 
 

@@ -200,7 +200,7 @@ class AllowedChoice(Json, tag_field="type", tag="allowed_tools", frozen=True, kw
     def of(self, tools: Sequence[Tool]) -> list[Tool]:
         """Return the allowed ones of `tools`. Raises InvalidRequest if one is not in `tools`."""
         names = {tool.function.name for tool in tools}
-        allowed = [tool.function.name for tool in self.allowed_tools.tools]
+        allowed = dict.fromkeys(tool.function.name for tool in self.allowed_tools.tools)
         if unknown := [name for name in allowed if name not in names]:
             raise InvalidRequest(
                 f"tool_choice allows {brief(unknown[0])}, which is not in tools",
