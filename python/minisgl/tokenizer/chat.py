@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -35,9 +35,9 @@ class ChatEncoder:
         self._template = template
         decoder = tokenizer.backend.get_added_tokens_decoder()
         self._texts = {i: decoder[i].content for i in tokenizer.special_ids if decoder[i].content}
-        self._specials = sorted(set(self._texts.values()), key=len, reverse=True)
-        self._special = _any_of(self._specials)
-        self._first = _any_of(sorted({text[0] for text in self._specials}))
+        self._specials = set(self._texts.values())
+        self._special = re.compile(_longest_of(self._specials))
+        self._first = re.compile(_longest_of({text[0] for text in self._specials}))
         # No client can know the mark, and filters such as `trim`, `upper` and `tojson` keep it.
         self._mark = f"~{secrets.randbelow(10**20):020}~"
         # Stands for `image_text` in texts of messages for which no template writes images.
@@ -145,6 +145,19 @@ class ChatEncoder:
         return plain
 
 
-def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    """Return a pattern that tries `texts` in order. Without any, it matches nothing."""
-    return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+def _longest_of(texts: Collection[str]) -> str:
+    """Return a regular expression for the longest of `texts`; without any, it matches nothing.
+
+    Beginnings that texts have in common stand once. A pattern that tries 1,000 texts (Mistral's) in
+    turn holds Python's lock for 20 s in a million "<".
+    """
+    rests: dict[str, list[str]] = {}
+    for text in filter(None, texts):
+        rests.setdefault(text[0], []).append(text[1:])
+    options = [
+        re.escape(first) + ("" if rest == [""] else _longest_of(rest))
+        for first, rest in sorted(rests.items())
+    ]
+    if len(options) == 1 and "" not in texts:
+        return options[0]
+    return f"(?:{'|'.join(options) or '(?!)'}){'?' if '' in texts else ''}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import transformers
 
 from helpers.text_checkpoints import KINDS, SAMPLES, SPECIAL, make
 from minisgl.tokenizer import load_tokenizer
-from minisgl.tokenizer.chat import ChatEncoder
+from minisgl.tokenizer.chat import ChatEncoder, _longest_of
 from minisgl.tokenizer.template import ChatTemplate
 
 CHATML = (
@@ -151,3 +154,27 @@ def test_a_message_that_is_continued(tmp_path: Path) -> None:
     ids = chat.encode(messages, {"continue_final_message": True})
     assert num_special(chat, ids) == 3
     assert chat._tokenizer.decode(ids, skip_special_tokens=False).endswith("b <|im_end|> c [d")
+
+
+def test_the_longest_of_several_texts_is_found() -> None:
+    """As a pattern that tries them in turn, the longest first, finds it."""
+    draw = random.Random(1)
+    for _ in range(500):
+        texts = {
+            "".join(draw.choices("ab<|(", k=draw.randint(1, 4))) for _ in range(draw.randrange(8))
+        }
+        in_turn = "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
+        text = "".join(draw.choices("ab<|(", k=30))
+        assert re.findall(_longest_of(texts), text) == re.findall(in_turn, text), (texts, text)
+
+
+def test_a_thousand_special_tokens_take_no_time(tmp_path: Path) -> None:
+    """While a pattern is searched, no other thread runs: 10 s without a heartbeat end a server."""
+    names = [f"<SPECIAL_{index}>" for index in range(1000)]
+    make(tmp_path / "m", "byte_level", config={"additional_special_tokens": names})
+    chat = encoder(tmp_path / "m")
+    messages = [{"role": "user", "content": "<" * 400_000}]
+    chat.encode([{"role": "user", "content": "<"}])
+    began = time.process_time()
+    chat.encode(messages)
+    assert time.process_time() - began < 2  # 0.4 s; a pattern that tries them in turn takes 5 s
