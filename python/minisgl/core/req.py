@@ -133,6 +133,7 @@ class Req:
 
     # --- for planning
     first_step: int = 0  # the step in which it first ran
+    chunk_step: int = 0  # the step that had its last chunk, or in which it started since
     num_reusable: int | None = None
     """Prompt tokens that the prefix cache had, or that another request was computing, when the
     scheduler last looked; None if it has not looked."""

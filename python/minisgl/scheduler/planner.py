@@ -131,9 +131,10 @@ class Planner:
 
         If the first of them needs more than one step, shorter prompts may use up to half of the
         budget ahead of it, the shortest first; but not if its next tokens are an image that is
-        computed whole, which may need more than the other half. If the first has an API key, it
-        shares the step only with keys that were served little more (by the tags, see `Order`): by
-        at most the tokens of one step. So its step is short.
+        computed whole, which may need more than the other half, or if the step before had no token
+        of it, because the other half of a stall bound was less than one. If the first has an API
+        key, it shares the step only with keys that were served little more (by the tags, see
+        `Order`): by at most the tokens of one step. So its step is short.
         """
         in_order = self._requests.waiting[:MAX_CANDIDATES] if self._requests.num_places else []
         for req in plan.unfinished:
@@ -147,7 +148,7 @@ class Planner:
         owed_s = self._requests.owed_s
         budget = prompt_budget(self.config, len(plan.uids), owed_s)
         is_long = budget.fitting(first.num_computed, first.num_left) < first.num_left
-        if is_long and _least_tokens(first) == 1:
+        if is_long and first.chunk_step >= plan.step - 1 and _least_tokens(first) == 1:
             self._plan_chunks(plan, budget, self._shorter(first, in_order), share=0.5)
         self._plan_chunks(plan, budget, in_order)
         self._requests.owed_s = owed_s + budget.excess_s
@@ -215,6 +216,7 @@ class Planner:
             return False
         plan.add_chunk(req, start, end)
         req.num_computed = end
+        req.chunk_step = plan.step
         req.num_chunks += 1
         req.num_flights += 1
         self._requests.cache.publish(req, end, plan.step)
@@ -260,6 +262,7 @@ class Planner:
         if req.images:
             plan.image_begins.append(RowImages(req.table_idx, req.images))
         req.num_computed = num_cached
+        req.chunk_step = plan.step
         plan.begins.append(Begin(req.table_idx, req.sampling))
         self._requests.cache.list_pages(req, plan.new_pages)
         if req.num_retractions == 0:

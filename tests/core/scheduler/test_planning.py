@@ -56,6 +56,28 @@ def test_the_first_prompt_has_half_of_an_odd_budget(budget: int, of_first: int) 
     assert plan.num_tokens == budget
 
 
+def test_short_prompts_beside_streams_do_not_starve_the_first() -> None:
+    """Padded steps take as long with 64 tokens as with one, so half of the bound pays for as many
+    tokens as the whole."""
+    times = StepTimes(
+        prompt_us=((64, 9000), (128, 9500), (256, 11_000)), decode_us=8000, padded_tokens=256
+    )
+    bounds = {"max_prefill_tokens": 256, "max_stall_s": 1.5e-3, "step_times": times}
+    scheduler = make(num_pages=999, max_seq_len=3000, **bounds)
+    add(scheduler, 0, [1, 2, 3])
+    settle(scheduler, scheduler.plan())
+    add(scheduler, 1, [7] * 2000)
+    gap = longest = 0
+    for uid in range(2, 42):
+        add(scheduler, uid, [uid] * 150, max_tokens=1)
+        plan = scheduler.plan()
+        assert plan is not None
+        gap = 0 if 1 in plan.uids else gap + 1
+        longest = max(longest, gap)
+        settle(scheduler, plan)
+    assert 1 <= longest <= 2
+
+
 def test_an_image_is_computed_whole() -> None:
     scheduler = make(max_prefill_tokens=16)
     add(scheduler, 0, [1] * 40, images=[whole_image(10, 22), whole_image(23, 27)])
