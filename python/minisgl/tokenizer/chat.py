@@ -36,6 +36,7 @@ class ChatEncoder:
         decoder = tokenizer.backend.get_added_tokens_decoder()
         self._texts = {i: decoder[i].content for i in tokenizer.special_ids if decoder[i].content}
         self._specials = set(self._texts.values())
+        self._joined = "\0".join(self._specials)  # one search; a chat may have 300,000 strings
         self._special = re.compile(_longest_of(self._specials))
         self._first = re.compile(_longest_of({text[0] for text in self._specials}))
         # No client can know the mark, and filters such as `trim`, `upper` and `tojson` keep it.
@@ -90,7 +91,7 @@ class ChatEncoder:
         """
         if isinstance(value, str):
             inner = value.strip()
-            if inner and any(inner in special for special in self._specials):
+            if inner and inner in self._joined:
                 return value.replace(inner, inner[0] + self._mark + inner[1:], 1)
             return self._first.sub(self._with_mark, value)
         if isinstance(value, Part):  # templates compare its type

@@ -38,7 +38,11 @@ def size_of(num_bytes: int) -> str:
 
 def is_unicode(text: str) -> bool:
     """Return whether UTF-8 can encode the text. JSON can hold one half of a surrogate pair."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def num_levels(value: Any, most: int) -> int:
