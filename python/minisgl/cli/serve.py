@@ -18,9 +18,8 @@ def serve(argv: Sequence[str], began: float) -> int:
     """Serve a model: one server, with `--shell` beside a chat, or as a row of `servers` does.
     Returns the exit code."""
     args = parse_args(argv)
-    serve_so: ServeSo | None = None
-    if args.served_by != "own":
-        serve_so = plugins.find("servers", args.served_by)
+    is_own = args.served_by == "own"
+    serve_so: ServeSo | None = None if is_own else plugins.find("servers", args.served_by)
     if serve_so:
         return serve_so(args, began)
     return launch_server(args, foreground=run_shell if args.shell else None, began=began)

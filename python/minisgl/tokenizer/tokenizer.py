@@ -117,8 +117,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         ) from error
     try:
         return Tokenizer(backend, config)
-    except CheckpointError:
-        raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder / 'tokenizer_config.json'} names special tokens in an unknown form: {error!r}"
