@@ -217,7 +217,7 @@ class Planner:
         plan.add_chunk(req, start, end)
         req.num_computed = end
         req.chunk_step = plan.step
-        req.num_chunks += 1
+        req.num_chunks += start < req.num_prompt
         req.num_flights += 1
         self._requests.cache.publish(req, end, plan.step)
         if end == known:

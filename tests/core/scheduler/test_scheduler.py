@@ -100,7 +100,7 @@ def test_a_request_that_resumes_is_counted_once() -> None:
     scheduler.requests.retract(scheduler.requests.by_uid[0])
     end = settle(scheduler, scheduler.plan())[-1]
     assert isinstance(end, Finished)
-    assert (end.num_cached_tokens, end.num_retractions) == (0, 1)
+    assert (end.num_cached_tokens, end.num_retractions, end.num_chunks) == (0, 1, 1)
     assert (scheduler.stats.num_prompt_tokens, scheduler.stats.num_cached_tokens) == (8, 0)
 
 
