@@ -305,6 +305,7 @@ def _check_encoder(config: EngineConfig, device: Device) -> None:
         "--drafts": config.drafts not in ("off", "auto"),
         "--draft-model": config.draft_model,
         "--attn": config.attn != "auto",
+        "--num-pages": config.num_pages is not None,
         "--kv-cache-dtype": config.kv_cache_dtype != "auto",
     }
     if names := [name for name, is_given in given.items() if is_given]:

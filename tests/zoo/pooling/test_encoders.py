@@ -205,7 +205,7 @@ def test_pages_are_free_at_once_and_weigh_nothing(llm: LLM) -> None:
     assert (cache.num_used_pages, cache.num_cached_pages) == (0, 0)
 
 
-@pytest.mark.parametrize("num_pages", [64, 6])
+@pytest.mark.parametrize("num_pages", [64, 5])
 def test_a_prompt_is_one_chunk(num_pages: int) -> None:
     sizes = {"num_pages": num_pages, "max_prefill_tokens": 20, "max_seq_len": 20}
     scheduler = make(is_encoder=True, cache="naive", **sizes)
@@ -222,7 +222,7 @@ def test_a_prompt_is_one_chunk(num_pages: int) -> None:
         assert sum(isinstance(event, Finished) for event in events) == len(plan.uids)
     whole = [(0, 0, 9), (1, 0, 9), (2, 0, 9), (3, 0, 20), (4, 0, 1)]
     assert [span for step in steps for span in step] == whole
-    assert num_pages == 6 or len(steps) == 4
+    assert num_pages == 5 or len(steps) == 4
     assert scheduler.requests.cache.num_used_pages == 0
 
 
@@ -287,5 +287,5 @@ def test_what_an_encoder_has_not_is_refused_by_name(folder: Path) -> None:
     gpu, cpu = (SimpleNamespace(torch_device=torch.device(name)) for name in ("cuda", "cpu"))
     with pytest.raises(ConfigError, match="encoders run on a CPU only; use --device cpu"):
         _check_encoder(EngineConfig(model=str(folder)), gpu)
-    with pytest.raises(ConfigError, match="an encoder has no --tp, --attn; leave"):
-        _check_encoder(EngineConfig(model=str(folder), tp=2, attn="torch"), cpu)
+    with pytest.raises(ConfigError, match="an encoder has no --tp, --attn, --num-pages; leave"):
+        _check_encoder(EngineConfig(model=str(folder), tp=2, attn="torch", num_pages=9), cpu)
