@@ -77,7 +77,7 @@ class StallBudget(PromptBudget):
         if share < 1:
             # The first prompt token has a fixed cost, because steps with prompts run differently.
             # Only the rest of the bound is shared.
-            first_s = self._stall_s(1, 0)
+            first_s = self._times.step_s(self._num_decodes, 0, 1) - self._decodes_s
             limit_s = first_s + share * (limit_s - first_s)
         low, high = 0, most
         middle = most  # usually the whole chunk fits

@@ -56,6 +56,16 @@ def test_the_first_prompt_has_half_of_an_odd_budget(budget: int, of_first: int) 
     assert plan.num_tokens == budget
 
 
+def test_short_prompts_together_have_half_of_the_stall_bound() -> None:
+    """16 tokens fit: 7 into the time of the first, and 4 more into half of the rest."""
+    scheduler = make(max_stall_s=1.6e-3, step_times=TIMES)
+    add(scheduler, 0, [0] * 4)
+    scheduler.plan()
+    for uid, length in enumerate((40, 8, 8, 8, 8), 1):
+        add(scheduler, uid, [uid] * length)
+    assert spans(scheduler.plan())[1:] == [(2, 0, 8), (3, 0, 3), (1, 0, 4), (4, 0, 1)]
+
+
 def test_short_prompts_beside_streams_do_not_starve_the_first() -> None:
     """Padded steps take as long with 64 tokens as with one, so half of the bound pays for as many
     tokens as the whole."""
