@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -16,19 +17,20 @@ def joined(messages: Iterable[Message], roles: Container[str]) -> list[Message]:
     """Join successive messages of the same role if `roles` has it: their texts, with line breaks
     between them, their pictures and their calls."""
     turns: list[Message] = []
-    for message in messages:
-        last = turns[-1] if turns else None
-        if last is None or last.role != message.role or message.role not in roles:
-            turns.append(message)
+    for role, successive in groupby(messages, lambda message: message.role):
+        run = list(successive)
+        if role not in roles or len(run) == 1:
+            turns += run
             continue
-        calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
-        thoughts = (last.reasoning_content, message.reasoning_content)
-        turns[-1] = msgspec.structs.replace(
-            last,
-            content=lines([last.content, message.content]) or (None if calls else ""),
-            reasoning_content="\n".join(filter(None, thoughts)) or None,
+        calls = [call for message in run for call in message.tool_calls or ()]
+        thoughts = "\n".join(filter(None, (message.reasoning_content for message in run)))
+        turn = msgspec.structs.replace(
+            run[0],
+            content=lines([message.content for message in run]) or (None if calls else ""),
+            reasoning_content=thoughts or None,
             tool_calls=calls or None,
         )
+        turns.append(turn)
     return turns
 
 
