@@ -19,7 +19,7 @@ from pathlib import Path
 
 from minisgl.errors import ConfigError
 
-CPU_ISAS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "sse2", "neon-bf16", "neon")
+CPU_ISAS = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "sse2", "neon-bf16", "neon")
 
 
 def check() -> None:

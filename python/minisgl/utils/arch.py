@@ -36,6 +36,9 @@ SETS: Final[Mapping[str, Mapping[str, InstructionSet]]] = {
         ),
         "avx512vnni": InstructionSet(flags=_VNNI_FLAGS, needs=_VNNI),
         "avx512": InstructionSet(flags=("-march=x86-64-v4",), needs=_V4),
+        "avxvnni": InstructionSet(
+            flags=("-march=x86-64-v3", "-mavxvnni"), needs=_V3 | {"avx_vnni"}
+        ),
         "avx2": InstructionSet(flags=("-march=x86-64-v3",), needs=_V3),
         "sse2": InstructionSet(flags=("-march=x86-64",), needs=frozenset()),
     },
