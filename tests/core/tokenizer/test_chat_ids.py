@@ -166,6 +166,7 @@ def test_the_longest_of_several_texts_is_found() -> None:
         in_turn = "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
         text = "".join(draw.choices("ab<|(", k=30))
         assert re.findall(_longest_of(texts), text) == re.findall(in_turn, text), (texts, text)
+    assert _longest_of(["a" * 2_000]) == "a" * 2_000  # no call for each character
 
 
 def test_a_thousand_special_tokens_take_no_time(tmp_path: Path) -> None:
