@@ -49,6 +49,7 @@ from minisgl_gateway.pooling.scores import RerankRequest, ScoreRequest
 pytestmark = [pytest.mark.needs("minisgl_zoo"), pytest.mark.needs("minisgl_bench")]
 MODEL = "an-embedder"
 KEY = "a-key-of-this-test"
+PAGES = ("--num-pages", "256")  # not of an encoder, which has no KV cache
 PAGE = Path(__file__).parents[3] / "docs/embeddings.md"
 FORMS = (
     EmbeddingRequest, RerankRequest, ScoreRequest, OllamaEmbedRequest, OllamaEmbeddingsRequest,
@@ -56,7 +57,7 @@ FORMS = (
 
 
 def serve(folder: Path, *flags: str) -> RunningServer:
-    sizes = ("--page-size", "4", "--num-pages", "256", "--max-prefill-length", "64")
+    sizes = ("--page-size", "4", "--max-prefill-length", "64")
     return RunningServer(
         "--model", str(folder), "--dtype", "float32", "--device", "cpu", *sizes, *flags
     )
@@ -69,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RunningServer]:
-    with serve(folder, "--served-model-name", MODEL, "--api-key", KEY) as server:
+    with serve(folder, *PAGES, "--served-model-name", MODEL, "--api-key", KEY) as server:
         yield server
 
 
@@ -249,7 +250,7 @@ def test_a_reranker_embeds_as_its_recording_says_and_ranks_beside_chats(tmp_path
     folder, task = save_reranker(tmp_path / "m"), "Find the capital"
     file = tmp_path / "recording.jsonl"
     with (
-        serve(folder, "--record", str(file)) as server,
+        serve(folder, *PAGES, "--record", str(file)) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         for fields in ({"pooling": "mean"}, {}, {"pooling": "cls"}):
