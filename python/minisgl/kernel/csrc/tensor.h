@@ -1,7 +1,8 @@
 // What passes between Python and the kernels: tensors, numbers and errors.
 //
 // tvm-ffi loads the library and calls its functions by a C interface (tvm/ffi/c_api.h), which this
-// wraps. tvm-ffi's own C++ headers do the same, and take two seconds of each file's compilation.
+// wraps. tvm-ffi's own C++ headers do the same, and took a third of the kernels' compilation
+// (docs/decisions/0068-c-interface-of-tvm-ffi.md).
 #pragma once
 
 #include <tvm/ffi/c_api.h>
@@ -26,6 +27,7 @@ struct Error : std::exception {
   std::string message;
 };
 
+// Raises ValueError with a message, whose parts << joins, if the condition does not hold.
 #define CHECK(condition, message) \
   do {                            \
     if (!(condition)) throw Error("ValueError") << message; \
@@ -146,9 +148,9 @@ int call(const char* name, Result (*f)(Args...), const TVMFFIAny* all, int count
   return -1;
 }
 
-// Makes `function` an attribute of the library in Python.
-#define EXPORT(function, ...)                                                                     \
-  extern "C" __attribute__((visibility("default"))) int __tvm_ffi_##function(                      \
-      void*, const TVMFFIAny* all, int32_t count, TVMFFIAny* result) {                             \
-    return call(#function, __VA_ARGS__ function, all, count, result);                             \
+// Makes `function` an attribute of the library in Python. Its namespace, with ::, may follow.
+#define EXPORT(function, ...)                                                          \
+  extern "C" __attribute__((visibility("default"))) int __tvm_ffi_##function(          \
+      void*, const TVMFFIAny* all, int32_t count, TVMFFIAny* result) {                 \
+    return call(#function, __VA_ARGS__ function, all, count, result);                  \
   }
