@@ -60,16 +60,12 @@ async def encode(
 
 
 async def decode(frontend: Frontend, ids: bytes, key: int) -> str:
-    """Return the text of token ids (little-endian int32). Raises RequestError, EngineError.
+    """Return the text of token ids (little-endian int32), whose number the caller has checked.
+    Raises RequestError, EngineError.
 
     key: see `DecodeMsg`.
     """
-    message = DecodeMsg(
-        seq=frontend.round_trips.new_seq(),
-        ids=ids,
-        key=key,
-        context_length=frontend.context_length,
-    )
+    message = DecodeMsg(seq=frontend.round_trips.new_seq(), ids=ids, key=key)
     return (await _codec(frontend, message, len(ids))).text
 
 

@@ -26,7 +26,6 @@ def answer_codec(encoder: PromptEncoder, message: CodecMsg) -> CodecReply:
     try:
         stream = tokenizer.stream(skip_special_tokens=False)
         if not isinstance(message, EncodeMsg):
-            check_count(len(message.ids) // 4, message.context_length)
             ids = ids_from_bytes(message.ids).tolist()
             text = "".join(map(stream.feed, ids)) + stream.flush()
             return CodecReply(seq=message.seq, text=text)
@@ -62,7 +61,9 @@ def most_tokens(context_length: int) -> int:
     return max(2 * context_length, MIN_TOKENS)
 
 
-def check_count(num_tokens: int, context_length: int | None, at_least: str = "") -> None:
+def check_count(
+    num_tokens: int, context_length: int | None, at_least: str = "", param: str = "prompt"
+) -> None:
     """Raise PromptTooLong above `most_tokens`. context_length: None if there is no bound."""
     most = num_tokens if context_length is None else most_tokens(context_length)
     if num_tokens > most:
@@ -71,5 +72,5 @@ def check_count(num_tokens: int, context_length: int | None, at_least: str = "")
             "are encoded or decoded in one request; send it in parts",
             limit=most,
             got=num_tokens,
-            param="prompt",
+            param=param,
         )

@@ -140,7 +140,7 @@ class RestartingServer(UpgradableServer):
             holding.cancel()
         if self._http.should_exit:
             return
-        frontend.reconnect(*self._queues, self._context_length)
+        frontend.reconnect(*self._queues, self._workers.info)
         self._connect(self._loop)
         if isinstance(frontend, ResumingFrontend):
             frontend.resume()

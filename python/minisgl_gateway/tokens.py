@@ -116,8 +116,13 @@ def router(site: Site) -> APIRouter:
         """The text of token ids, special tokens included."""
         asked = await body.read(request, DetokenizeRequest)
         model.check(asked.model)
-        check_count(len(asked.tokens), frontend.context_length)
+        check_count(len(asked.tokens), frontend.context_length, param="tokens")
         ids = token_prompt(asked.tokens, "tokens").ids if asked.tokens else b""
+        size, highest = frontend.info.get("vocab_size"), max(asked.tokens, default=0)
+        if size is not None and highest >= size:
+            raise InvalidRequest(
+                f"tokens must be token ids between 0 and {size - 1}, got {highest}", param="tokens"
+            )
         text = await decode(frontend, ids, key_number(request.scope))
         return body.response(Detokenized(prompt=text))
 

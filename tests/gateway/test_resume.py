@@ -44,7 +44,7 @@ class Engines:
     def __init__(self) -> None:
         self.queue = Queue()
         self.frontend = ResumingFrontend([self.queue], Queue())
-        self.frontend.context_length = 100
+        self.frontend.info = {"context_length": 100}
 
     def submit(self, *prompts: Prompt, num_choices: int = 1, **fields: Any) -> Call:
         return self.frontend.submit(
@@ -61,7 +61,7 @@ class Engines:
     def resume(self, context_length: int = 100) -> list[TokenizeMsg]:
         """Return what another engine gets."""
         self.queue = Queue()
-        self.frontend.reconnect([self.queue], Queue(), context_length)
+        self.frontend.reconnect([self.queue], Queue(), {"context_length": context_length})
         self.frontend.resume()
         return list(self.queue.sent)
 

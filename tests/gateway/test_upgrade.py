@@ -171,7 +171,7 @@ class Two:
         self.engine, self.first = Queue(), Queue()
         self.old = ResumingFrontend([self.first], Queue())
         self.new = ResumingFrontend([self.engine], Queue())
-        self.new.context_length = 40
+        self.new.info = {"context_length": 40}
 
     async def moved(self, goes_on: Callable[[], Any]) -> Any:
         """Move the open requests, call `goes_on`, and return its result when all is delivered."""
@@ -179,7 +179,7 @@ class Two:
         ours, theirs = [await Link.of(end) for end in ends]
         link: Any = ours
         replies: Any = Replies(ours)
-        self.old.reconnect([link], replies, 40)
+        self.old.reconnect([link], replies, {"context_length": 40})
         hosting = asyncio.create_task(self.new.host(theirs))
         delivering = asyncio.create_task(self.old.run())
         self.old.resume()
@@ -256,7 +256,7 @@ def test_requests_of_an_old_server_that_has_died_end() -> None:
     async def die() -> None:
         ours, theirs = [await Link.of(end) for end in socket.socketpair()]
         hosting = asyncio.create_task(two.new.host(theirs))
-        two.old.reconnect([cast(Any, ours)], cast(Any, Replies(ours)), 40)
+        two.old.reconnect([cast(Any, ours)], cast(Any, Replies(ours)), {"context_length": 40})
         two.old.submit([TextPrompt(text="once")], SamplingParams())
         ours.close()
         await hosting
@@ -300,13 +300,13 @@ def test_a_request_waits_for_a_new_server_whose_engine_starts_again() -> None:
     async def move() -> None:
         ours, theirs = [await Link.of(end) for end in socket.socketpair()]
         hosting = asyncio.create_task(two.new.host(theirs))
-        two.old.reconnect([cast(Any, ours)], cast(Any, Replies(ours)), 40)
+        two.old.reconnect([cast(Any, ours)], cast(Any, Replies(ours)), {"context_length": 40})
         two.old.resume()
         async with asyncio.timeout(5):
             while not two.new.num_open:
                 await asyncio.sleep(0)
         assert not two.engine.sent
-        two.new.reconnect([cast(Any, two.engine)], cast(Any, Queue()), 40)
+        two.new.reconnect([cast(Any, two.engine)], cast(Any, Queue()), {"context_length": 40})
         two.new.resume()
         ours.close()
         await hosting

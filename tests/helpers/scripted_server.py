@@ -193,6 +193,13 @@ class ScriptedServer:
     def num_open(self) -> int:
         return self._frontend.num_open
 
+    @contextlib.contextmanager
+    def reported(self, **info: Any) -> Iterator[None]:
+        """In the block, the workers have reported this when they were ready."""
+        self._frontend.info = info
+        yield
+        self._frontend.info = {}
+
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         tokenizer = PushQueue(self._endpoints.tokenizer(0))

@@ -46,14 +46,12 @@ class EncodeMsg(Record, frozen=True, kw_only=True):
 class DecodeMsg(Record, frozen=True, kw_only=True):
     """Decode token ids (little-endian int32), special tokens included.
 
-    The tokenizer answers with a `CodecReply` of the same seq, with `text`. key, context_length: as
-    in `EncodeMsg`.
+    The tokenizer answers with a `CodecReply` of the same seq, with `text`. key: as in `EncodeMsg`.
     """
 
     seq: int
     ids: bytes
     key: Natural = 0
-    context_length: int | None = None
 
 
 class CodecReply(Record, frozen=True, kw_only=True):

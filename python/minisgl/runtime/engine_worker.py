@@ -31,8 +31,9 @@ PROGRESS_EVERY_S: Final = 2.0
 def engine_worker(args: RuntimeArgs, endpoints: Endpoints, status: WorkerStatus) -> None:
     """Serve until an `ExitMsg`. The checkpoint is at `args.folder`.
 
-    When it is ready, rank 0 reports context_length, memory (the table) and start_s (seconds of each
-    part of its start). With --dry-run it reports only `memory`, and the process ends.
+    When it is ready, rank 0 reports context_length, memory (the table), vocab_size and start_s
+    (seconds of each part of its start). With --dry-run it reports only `memory`, and the process
+    ends.
     """
     clock = StartClock(status.spawned_at)
     clock.lap("imports")
@@ -91,6 +92,7 @@ def _info(engine: Engine, settings: SchedulerConfig, clock: StartClock) -> dict[
     return {
         "context_length": min(settings.max_seq_len, settings.num_pool_tokens),
         "memory": str(engine.memory),
+        "vocab_size": settings.vocab_size,
         "start_s": clock.part_s,
     }
 

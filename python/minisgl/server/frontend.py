@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -54,11 +54,10 @@ class Frontend:
     keep their order. observer: counts and traces every request. num_ranks: ranks on this
     machine. on_frame: called with each of the engine's frames that a `WatchMsg` with seconds asks
     for, and with None when no more come. max_queued, max_running: the most requests that may wait
-    in the scheduler, and run at once. context_length: the most tokens of one request, set when the
-    engine is ready. failure: why requests are refused, from the death of a worker until new ones
-    have started. is_draining: new requests are refused. only_embeds: so are all that are not
-    pooled, because the model is an encoder. clamps: every request's `max_tokens` is
-    lowered to what the context leaves.
+    in the scheduler, and run at once. info: the workers' reports, set when they are ready. failure:
+    why requests are refused, from the death of a worker until new ones have started. is_draining:
+    new requests are refused. only_embeds: so are all that are not pooled, because the model is an
+    encoder. clamps: every request's `max_tokens` is lowered to what the context leaves.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Frontend:
         self.observer = observer or Observer()
         self.round_trips = RoundTrips(tokenizers, num_ranks)
         self.on_frame: Callable[[bytes | None], None] = lambda frame: None
-        self.context_length: int | None = None
+        self.info: Mapping[str, Any] = {}
         self.failure: EngineError | None = None
         self.is_draining = False
         self.only_embeds = False
@@ -88,6 +87,11 @@ class Frontend:
         self._uids = itertools.count()
         self._calls: dict[int, Call] = {}  # by uid
         self._jobs: dict[int, Job] = {}  # by uid, of requests with an API key
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens of one request; None while the engine starts."""
+        return self.info.get("context_length")
 
     @property
     def num_open(self) -> int:
@@ -218,11 +222,10 @@ class Frontend:
         self,
         tokenizers: Sequence[PushQueue],
         replies: AsyncPullQueue[UserReply],
-        context_length: int,
+        info: Mapping[str, Any],
     ) -> None:
         """Use new workers."""
-        self._tokenizers, self._replies = tokenizers, replies
-        self.context_length = context_length
+        self._tokenizers, self._replies, self.info = tokenizers, replies, info
         self.round_trips = RoundTrips(tokenizers, self._num_ranks)
         self.failure = None
 

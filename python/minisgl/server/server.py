@@ -82,15 +82,11 @@ class Server:
         self._failure: EngineError | None = None
 
     def on_workers_ready(self, clock: StartClock) -> None:
-        """Read the context length and the times of the start from the workers' reports."""
-        self._frontend.context_length = self._context_length
-        clock.lap_in_parts(self._workers.info["start_s"], rest="others")
+        """Read the workers' reports."""
+        self._frontend.info = info = self._workers.info
+        clock.lap_in_parts(info["start_s"], rest="others")
         self._frontend.observer.start_s = clock.part_s
         logger.info("started: %s", describe_start(clock.part_s))
-
-    @property
-    def _context_length(self) -> int:
-        return int(self._workers.info["context_length"])
 
     async def serve(self, on_ready: Callable[[], None]) -> None:
         """Serve until `stop`. Raises EngineError if a worker or this server fails before that."""

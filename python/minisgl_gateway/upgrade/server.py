@@ -312,7 +312,7 @@ class UpgradableServer(Server):
         self._disconnect(self._loop)
         tokenizer: Any = link  # these have what a frontend uses of queues
         replies: Any = Replies(link)
-        frontend.reconnect([tokenizer], replies, self._context_length)
+        frontend.reconnect([tokenizer], replies, self._workers.info)
         dispatch = self._loop.create_task(frontend.run())
         dispatch.add_done_callback(self._on_dispatch_end)
         self._tasks = [dispatch]

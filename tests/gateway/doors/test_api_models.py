@@ -144,6 +144,27 @@ def test_tokenize(http: httpx.Client, server: ScriptedServer) -> None:
     assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
 
 
+def test_what_is_not_detokenized(http: httpx.Client, server: ScriptedServer) -> None:
+    """Ids beyond the model's vocabulary, and more than are decoded in one request."""
+    with server.reported(context_length=10, vocab_size=1408):
+        assert http.post("/detokenize", json={"tokens": [1407]}).json() == {"prompt": "1407"}
+        for tokens, why in (
+            ([5, 1408, 6], "tokens must be token ids between 0 and 1407, got 1408"),
+            ([5] * 65_537, "the text has 65,537 tokens, and without the model at most 65,536 are"),
+        ):
+            response = http.post("/detokenize", json={"tokens": tokens})
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, "tokens")
+            assert error["message"].startswith(why)
+
+
+def test_a_broken_chat_template_is_none(http: httpx.Client, server: ScriptedServer) -> None:
+    """The worker that compiles it says so."""
+    assert http.get("/v1/models").json()["data"][0]["has_chat_template"] is True
+    with server.reported(has_chat_template=False):
+        assert http.get("/v1/models").json()["data"][0]["has_chat_template"] is False
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -96,6 +96,9 @@ def test_tokens(builtin: RunningServer) -> None:
         ids = http.post("/tokenize", json=chat).json()["tokens"]
         shown = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
         assert shown == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        refused = http.post("/detokenize", json={"tokens": [5, 99_999]})
+        assert refused.status_code == 400
+        assert "must be token ids between 0 and 1407, got 99999" in refused.text
         [entry] = http.get("/v1/models").json()["data"]
         assert entry["context_length"] == 2048
 

@@ -17,9 +17,9 @@ class Model(Json, frozen=True, kw_only=True):
     """A model in OpenAI's form, with the fields of Anthropic's.
 
     context_length: the most tokens of prompt and answer; null while the model loads. max_model_len:
-    the same, under vLLM's name. has_chat_template: false for a base model, which completes texts
-    and refuses messages. has_thinking_switch: whether `enable_thinking` has an effect.
-    has_efforts: whether `reasoning_effort` has one.
+    the same, under vLLM's name. has_chat_template: false for a base model, or a broken template:
+    texts are completed, and messages refused. has_thinking_switch: whether `enable_thinking` has an
+    effect. has_efforts: whether `reasoning_effort` has one.
     sampling_defaults: the parameters of requests that leave them out. parent: of a LoRA adapter,
     the model that it adapts.
     """
@@ -60,7 +60,7 @@ def router(site: Site) -> APIRouter:
             context_length=frontend.context_length,
             max_model_len=frontend.context_length,
             capabilities=model.capabilities,
-            has_chat_template=bool(model.template),
+            has_chat_template=frontend.info.get("has_chat_template", bool(model.template)),
             has_thinking_switch=model.abilities.has_switch,
             has_efforts=model.has_efforts,
             sampling_defaults=model.shown_defaults,
