@@ -150,10 +150,15 @@ def test_a_body_of_too_many_values(http: httpx.Client) -> None:
         b"1," * (MAX_VALUES + 1) + b"1",
         b"[]," * (MAX_VALUES + 1) + b"[]",
         (b"[" * 500 + b"]" * 500 + b",") * (MAX_VALUES // 500) + b"[]",
-        b'{"a":[{}]},' * (MAX_VALUES // 4) + b"{}",
+        b'{"a":[{}]},' * (MAX_VALUES // 18) + b"{}",
     ):
         error = refused(http.post(TEXT, content=b'{"prompt": [%b]}' % values, headers=headers), 413)
         assert "has more than 1,048,576 values" in error["message"]
+    messages = b'{"role": "user", "content": "a"},' * 120_000
+    error = refused(
+        http.post(CHAT, content=b'{"messages": [%b{}]}' % messages, headers=headers), 413
+    )
+    assert "(an object counts as 8)" in error["message"]
     marks = b"[,{" * (MAX_VALUES // 3 + 1)
     text = b'\\"\\\\' + marks  # behind an escaped quote and an escaped backslash
     accepted = http.post(TEXT, content=b'{"prompt": "%b", "max_tokens": 1}' % text, headers=headers)

@@ -136,9 +136,8 @@ class BrowserGuard:
     def _is_own(self, host: str) -> bool:
         found = _HOST.fullmatch(host)
         name = found[1].lower().removesuffix(".") if found else ""
-        if name == "localhost" or name.endswith(".localhost"):
-            return True
-        if name and name in (self._door.host, *self._door.names):
+        known = ("localhost", self._door.host, *self._door.names)
+        if name and (name in known or name.endswith(".localhost")):
             return True
         try:
             ipaddress.ip_address(name)
@@ -180,10 +179,8 @@ def _is_of_router(headers: Headers) -> bool:
 def _opens_page(scope: Scope, headers: Headers) -> bool:
     """Return whether the user follows a link to one of `PAGES`. The page with the link cannot read
     it, and cannot frame it."""
-    is_visit = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == (
-        "navigate",
-        "document",
-    )
+    how = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+    is_visit = how == ("navigate", "document")
     return is_visit and scope["method"] == "GET" and scope["path"] in PAGES
 
 
