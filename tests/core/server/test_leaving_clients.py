@@ -14,7 +14,7 @@ import pytest
 
 from helpers.api_requests import chat
 from helpers.scripted_server import ScriptedServer
-from helpers.waiting import ask_and_leave
+from helpers.waiting import ask_and_leave, until
 from minisgl.server.observe import Observer
 
 
@@ -75,16 +75,21 @@ def test_a_finished_request_is_not_aborted(client: openai.OpenAI, server: Script
     assert len(server.wait_aborted(before + 1, timeout_s=0.1)) == before
 
 
+@pytest.mark.parametrize("stream", [True, False])
 def test_a_client_with_a_request_behind_aborts_the_one_that_is_answered(
-    server: ScriptedServer,
+    server: ScriptedServer, stream: bool
 ) -> None:
-    """uvicorn tells only the last request of a connection that its client has left."""
-    num_aborted = len(server.aborted)
-    body = json.dumps({"prompt": "!forever", "stream": True}).encode()
+    """uvicorn tells only the last request of a connection that its client has left, and reads no
+    more behind a second request."""
+    num_aborted, num_received = len(server.aborted), len(server.received)
+    body = json.dumps({"prompt": "!forever", "stream": stream}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     behind = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
     port = int(server.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body + behind)
-        assert client.recv(1000)
+        client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: len(server.received) > num_received)
+        client.sendall(behind)
+        time.sleep(0.1)  # it is read
+        assert not stream or client.recv(1000)
     assert len(server.wait_aborted(num_aborted + 1, timeout_s=5)) == num_aborted + 1

@@ -182,6 +182,8 @@ class _Protocol(HttpToolsProtocol):
             self.app = partial(_closed_unless_read, self.app)
         super().on_headers_complete()
         self._answering = self._answering or self.cycle
+        if len(self.pipeline) == 1:  # else nobody sees that the client leaves
+            self.flow.resume_reading()
         if self._connections.closes:
             self.cycle.keep_alive = False
 
