@@ -305,7 +305,7 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        self._has_head = True
+        self._has_head = self.status >= 200  # before it there may be 1xx (RFC 9110, section 15.2)
         self._num_held = 0
 
     def on_body(self, body: bytes) -> None:
@@ -331,6 +331,9 @@ class _Connection(asyncio.Protocol):
         self._num_ready += sum(map(len, pieces))
 
     def on_message_complete(self) -> None:
-        self.is_complete = True
+        self.is_complete = self._has_head
+        if not self._has_head:
+            self.headers = []
+            return
         if not self._parser.should_keep_alive():
             self._transport.close()

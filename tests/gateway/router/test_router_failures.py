@@ -20,7 +20,7 @@ from helpers.router_thread import RouterThread
 from helpers.routing import Setup, complete, state_with
 from helpers.scripted_server import MODEL, STATE, ScriptedServer
 from helpers.waiting import ask_and_leave, until
-from minisgl_gateway.router import fleet, waits
+from minisgl_gateway.router import fleet, upstream, waits
 from minisgl_gateway.router.replica_state import ReplicaState
 
 
@@ -405,6 +405,33 @@ def test_the_connections_to_a_removed_replica_are_closed() -> None:
 
     with ScriptedServer() as server:
         assert asyncio.run(removed(server.url)) == (1, 0)
+
+
+HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
+
+
+async def _answer_behind(heads: bytes) -> tuple[int, dict[bytes, bytes], bytes, bool]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(heads)
+        await asyncio.sleep(0.01)
+        writer.write(b"HTTP/1.1 200 OK\r\nx-a: 1\r\ncontent-length: 2\r\n\r\n{}")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        replica = upstream.Upstream(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+        answer = await replica.request("POST", "/generate", body=b"{}")
+        body = await answer.whole()
+        answer.close()
+        replica.close()
+    return answer.status, dict(answer.headers), body, answer.is_complete
+
+
+@pytest.mark.parametrize("heads", [b"HTTP/1.1 100 Continue\r\n\r\n", HINTS, HINTS * 2])
+def test_heads_before_the_answers_own_are_passed_over(heads: bytes) -> None:
+    expected = (200, {b"x-a": b"1", b"content-length": b"2"}, b"{}", True)
+    assert asyncio.run(_answer_behind(heads)) == expected
 
 
 async def _late_answer() -> tuple[int, str]:
