@@ -280,7 +280,8 @@ class Session:
         with self.lock:
             self._outgoing += stops
             for reply in replies:
-                call = self._calls[reply.uid]
+                if not (call := self._calls.get(reply.uid)):
+                    continue  # the detokenizer has failed it before the scheduler did
                 news[call] = news.get(call, 0) + call.add(reply)
                 if reply.uid not in call.open:
                     del self._calls[reply.uid]

@@ -9,12 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from minisgl import LLM, AsyncLLM, Delta, RequestOutput, SamplingParams
-from minisgl.errors import ConfigError, InvalidRequest, RequestError
+from minisgl.core import Accepted, Failed, Token
+from minisgl.errors import ConfigError, EngineError, InvalidRequest, RequestError
+from minisgl.llm.session import Session
+from minisgl.message import ExitMsg, UserMsg
+from minisgl.tokenizer import Detokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 LONG = SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
@@ -479,3 +484,31 @@ def test_cancelling_ends_the_request(async_llm: AsyncLLM, monkeypatch: pytest.Mo
 async def _read(stream: object) -> None:
     async for _ in stream:
         pass
+
+
+class FailsBehindAToken:
+    """An engine in which the step behind each request's first token fails."""
+
+    context = 10
+
+    def run(self, session: Session) -> None:
+        while not isinstance((messages := session.take(0.0))[-1], ExitMsg):
+            for message in messages:
+                if isinstance(message, UserMsg):
+                    uid = message.uid
+                    session.send([Accepted(uid=uid, num_prompt_tokens=1, sampling=GREEDY)])
+                    session.send([Token(uid=uid, id=1)])
+                    session.send([Failed.of(uid, EngineError("the step failed"))])
+
+    def close(self) -> None: ...
+
+
+def test_a_request_that_the_detokenizer_and_the_scheduler_fail_fails_once() -> None:
+    """The step that fails was launched before the scheduler knew that the text had failed."""
+    tokenizer: Any = SimpleNamespace(stream=lambda **_: None)  # so the first token raises
+    session = Session(FailsBehindAToken(), Detokenizer(tokenizer))
+    for _ in range(2):  # the first did not close the session
+        message = UserMsg(uid=0, ids=b"", sampling=GREEDY)
+        call = session.call([message], lambda *_: None, 1)
+        session.complete(call)
+        assert "has no attribute 'feed'" in str(call.error)
