@@ -12,7 +12,7 @@ import msgspec
 
 from minisgl.core import Failed
 from minisgl.errors import PromptTooLong
-from minisgl.message import TextPrompt, ids_from_bytes
+from minisgl.message import ChatPrompt, TextPrompt, ids_from_bytes
 from minisgl.message.frontend import CodecMsg, CodecReply, EncodeMsg
 from minisgl.tokenizer.tokenize import PromptEncoder
 
@@ -39,6 +39,7 @@ def answer_codec(encoder: PromptEncoder, message: CodecMsg) -> CodecReply:
 
 def _encoded(encoder: PromptEncoder, message: EncodeMsg) -> bytes:
     prompt, context_length = message.prompt, message.context_length
+    param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
     if message.is_plain and isinstance(prompt, TextPrompt):
         if not prompt.text:
             return b""
@@ -50,9 +51,9 @@ def _encoded(encoder: PromptEncoder, message: EncodeMsg) -> bytes:
         if message.for_cache and encoded.images and encoder.images:
             data = encoder.images.keyed(data, encoded.images)
     except PromptTooLong as error:  # its beginning alone
-        check_count(error.got, context_length, "at least ")
+        check_count(error.got, context_length, param, "at least ")
         raise
-    check_count(len(data) // 4, context_length)
+    check_count(len(data) // 4, context_length, param)
     return data
 
 
@@ -62,7 +63,7 @@ def most_tokens(context_length: int) -> int:
 
 
 def check_count(
-    num_tokens: int, context_length: int | None, at_least: str = "", param: str = "prompt"
+    num_tokens: int, context_length: int | None, param: str, at_least: str = ""
 ) -> None:
     """Raise PromptTooLong above `most_tokens`. context_length: None if there is no bound."""
     most = num_tokens if context_length is None else most_tokens(context_length)

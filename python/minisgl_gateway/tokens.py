@@ -116,7 +116,7 @@ def router(site: Site) -> APIRouter:
         """The text of token ids, special tokens included."""
         asked = await body.read(request, DetokenizeRequest)
         model.check(asked.model)
-        check_count(len(asked.tokens), frontend.context_length, param="tokens")
+        check_count(len(asked.tokens), frontend.context_length, "tokens")
         ids = token_prompt(asked.tokens, "tokens").ids if asked.tokens else b""
         size, highest = frontend.info.get("vocab_size"), max(asked.tokens, default=0)
         if size is not None and highest >= size:

@@ -268,9 +268,10 @@ class ScriptedServer:
 def script(message: TokenizeMsg, resumed: threading.Event) -> Iterator[UserReply]:
     uid, words = message.uid, text_of(message).split()
     nothing = PongMsg(seq=-1)
-    if words[:1] == ["!refuse"]:
+    if words and words[0].startswith("!refuse"):
+        param = words[0].partition(":")[2] or "prompt"
         yield Failed(
-            uid=uid, message="too long", code="context_length_exceeded", status=400, param="prompt"
+            uid=uid, message="too long", code="context_length_exceeded", status=400, param=param
         )
         return
     while words[:1] == ["!wait"]:  # neither accepted nor refused

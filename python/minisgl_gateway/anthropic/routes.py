@@ -53,7 +53,9 @@ def router(chat: Chat) -> APIRouter:
         asked = await body.read(request, MessagesRequest)
         model = await chat.model(request, asked.model)
         wanted, left_out = chat_of(asked, model)
-        names = _OLDER if asked.output_format else NAMES
+        tools = [f"tools.{tool.name}" for tool in asked.tools or ()]
+        schemas = {f"{tool}.parameters": f"{tool}.input_schema" for tool in tools}
+        names = schemas | (_OLDER if asked.output_format else NAMES)
         whole = Asked(chat=wanted, names=names, left_out=left_out)
         return await chat.answer(request, whole, MessageForm(model.name, asked))
 

@@ -24,12 +24,7 @@ from minisgl.server.api.schema import (
 from minisgl.server.api.structured import JsonSchema, ResponseFormat
 from minisgl.server.strict import Json, ignored, only
 from minisgl_gateway.responses.items import InputItem
-from minisgl_gateway.responses.tools import (
-    NameChoice,
-    OfferedTools,
-    chat_choice,
-    offered_tools,
-)
+from minisgl_gateway.responses.tools import NameChoice, OfferedTools, chat_choice, offered_tools
 from minisgl_gateway.turns import joined
 
 LOGPROBS: Final = "message.output_text.logprobs"

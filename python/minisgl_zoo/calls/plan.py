@@ -50,7 +50,7 @@ def encode_chat(
         texts.append(text)
 
     template = encoder.template.source
-    tools = [_tool(tool, index) for index, tool in enumerate(prompt.tools)]
+    tools = [_tool(tool) for tool in prompt.tools]
     _check_tools(tools, prompt.tool_choice)
     takes = bool(prompt.tools) and takes_tools(encoder.template)
     messages, args = list(prompt.messages), _template_args(prompt, template)
@@ -150,11 +150,12 @@ def _check_tools(tools: Sequence[Tool], choice: str) -> None:
         raise InvalidRequest("two tools have the same name", param="tools")
 
 
-def _tool(tool: Mapping[str, Any], index: int) -> tuple[str, dict[str, Any]]:
-    """Return (name, schema of the arguments). Raises InvalidRequest for a bad schema."""
+def _tool(tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return (name, schema of the arguments). Raises InvalidRequest for a bad schema: it names the
+    tool, as the place in the request's list may be another one."""
     function = tool["function"]
     schema = function.get("parameters") or {"type": "object", "properties": {}}
-    path = f"tools[{index}].function.parameters"
+    path = f"tools.{function['name']}.parameters"
     if schema.get("type", "object") != "object":
         raise InvalidRequest(f"{path} must be the schema of an object", param=path)
     json_text(schema, path)

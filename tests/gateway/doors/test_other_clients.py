@@ -73,6 +73,7 @@ def test_a_prompt_of_a_chat_is_a_users_message(http: httpx.Client, server: Scrip
 
 
 VALUES: dict[str, tuple[Any, Any, Any]] = {  # an alias: its value, another one, a wrong one
+    "max_completion_tokens": (3, 4, -2),
     "n_predict": (3, 4, -2),
     "repeat_penalty": (1.5, 2.0, "a"),
     "prompt": ("one", "two", 5),
@@ -95,6 +96,8 @@ def test_an_alias_means_our_field(
         return  # this form has neither of them
     if alias.theirs == "prompt" and (path == TEXT or (alias.ours == "messages" and path != CHAT)):
         return  # text completions have a prompt of their own; /generate's is a text
+    if alias.theirs == "max_completion_tokens" and path != CHAT:
+        return
     assert first.status_code == 200, first.text
     expected = server.received[-1]
     again = http.post(path, json=base | {alias.theirs: value, "seed": 1})
@@ -106,6 +109,26 @@ def test_an_alias_means_our_field(
     error = refused(http.post(path, json=base | {alias.theirs: wrong}))
     assert error["param"] is not None
     assert error["param"].startswith(alias.theirs)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, chat("!refuse:max_tokens", max_completion_tokens=5), "max_completion_tokens"),
+        (CHAT, chat("!refuse:max_tokens", max_tokens=5), "max_tokens"),
+        (CHAT, chat("!refuse"), "messages"),
+        (CHAT, {"prompt": "!refuse"}, "prompt"),
+        (TEXT, {"prompt": "!refuse:max_tokens", "n_predict": 5}, "n_predict"),
+        (TEXT, {"prompt": "a", "repeat_penalty": 99.0}, "repeat_penalty"),
+        (GENERATE, {"prompt": "!refuse"}, "prompt"),
+        (GENERATE, {"text": "!refuse"}, "text"),
+    ],
+)
+def test_a_refusal_names_the_alias_that_was_sent(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = http.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 def test_one_form_by_two_names(http: httpx.Client, server: ScriptedServer) -> None:

@@ -103,6 +103,32 @@ def test_tokens(builtin: RunningServer) -> None:
         assert entry["context_length"] == 2048
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/responses", {"input": "a", "tools": [{"type": "web_search"}]}, "parameters"),
+        ("/v1/messages", {"tools": [{"type": "web_search_20250305"}]}, "input_schema"),
+    ],
+)
+def test_the_wrong_schema_of_a_tool_is_named_by_its_tool(
+    builtin: RunningServer, path: str, body: dict[str, Any], param: str
+) -> None:
+    """A hosted tool before it is left out, which moves the others."""
+    tool = {"type": "function" if param == "parameters" else "custom", "name": "f"}
+    hosted = [{"name": "web_search", **body["tools"][0]}]
+    chat = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}
+    base = body if path == "/v1/responses" else chat
+    tools = [*hosted, {**tool, param: {"type": "string"}}]
+    error = httpx.post(builtin.url + path, json={**base, "tools": tools}).json()["error"]
+    assert error["message"] == f"tools.f.{param} must be the schema of an object"
+
+
+def test_a_chat_that_is_only_counted_and_too_long(builtin: RunningServer) -> None:
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "ab " * 30_000}]}
+    for path in ("/tokenize", "/v1/messages/count_tokens"):
+        assert httpx.post(builtin.url + path, json=chat).json()["error"]["param"] == "messages"
+
+
 def test_ollama(builtin: RunningServer) -> None:
     with ollama.Client(host=builtin.url) as llama, builtin.client() as client:
         question: Any = [{"role": "user", "content": "What is 12 + 30?"}]

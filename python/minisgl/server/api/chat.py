@@ -170,7 +170,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
             tools, choice = choice.of(tools), choice.allowed_tools.mode
         return replace(
             self.plain_prompt,
-            tools=[tool.for_template(f"tools[{i}]") for i, tool in enumerate(tools)],
+            tools=[tool.for_template() for tool in tools],
             tool_choice=choice.function.name
             if isinstance(choice, ChosenTool)
             else ("required" if choice in ("required", "any") else "auto"),
@@ -182,16 +182,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     def sampling_fields(self) -> dict[str, Any]:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
-        given = super().sampling_fields()
-        if self.max_completion_tokens is None:
-            return given
-        if self.max_tokens not in (None, self.max_completion_tokens):
-            raise InvalidRequest(
-                f"max_tokens ({self.max_tokens}) and max_completion_tokens "
-                f"({self.max_completion_tokens}) mean the same and differ: give one of them",
-                param="max_completion_tokens",
-            )
-        return given | {"max_tokens": self.max_completion_tokens}
+        return super().sampling_fields()
 
 
 def router(site: Site) -> APIRouter:
@@ -215,7 +206,7 @@ def router(site: Site) -> APIRouter:
             sampling,
             asked,
             shape=shape,
-            names={"prompt": "messages", **names},
+            names={"prompt": names.get("messages", "messages"), **names},
             num_choices=asked.n or 1,
             warning=omissions.warning(unused_switch(prompt.template_args, model.abilities)),
         )

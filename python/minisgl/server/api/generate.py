@@ -127,7 +127,7 @@ def router(site: Site) -> APIRouter:
             sampling,
             asked,
             shape=_GenerateShape(asked),
-            names={"prompt": asked.prompt_field, **names},
+            names={"prompt": names.get(asked.prompt_field, asked.prompt_field), **names},
             num_choices=asked.n or 1,
         )
 

@@ -169,10 +169,10 @@ class Tool(Json, tag_field="type", tag="function", frozen=True, kw_only=True, om
     function: Function
     cache_control: _Marks = None
 
-    def for_template(self, path: str) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         """Return the tool for `ChatPrompt`. Raises InvalidRequest if its schema is too deep."""
         parameters = self.function.parameters or {"type": "object", "properties": {}}
-        check_depth(parameters, f"{path}.function.parameters")
+        check_depth(parameters, f"tools.{self.function.name}.parameters")
         function = {"name": self.function.name, "parameters": parameters}
         if self.function.description is not None:
             function["description"] = self.function.description

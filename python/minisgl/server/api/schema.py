@@ -17,7 +17,7 @@ from minisgl.core import SamplingParams
 from minisgl.core.sampling import MAX_CHOICES
 from minisgl.errors import InvalidRequest
 from minisgl.message import Namespace, Priority, TokenPrompt, ids_to_bytes
-from minisgl.server.api.structured import StructuredFields, renamed
+from minisgl.server.api.structured import StructuredFields, alias_names, renamed
 from minisgl.server.errors import in_turn, naming
 from minisgl.server.strict import Json, ignored, only
 from minisgl.utils.text import shortened
@@ -111,19 +111,20 @@ class SamplingFields(StructuredFields, frozen=True, kw_only=True):
         self, defaults: SamplingParams, names: Mapping[str, str] | None = None
     ) -> tuple[SamplingParams, dict[str, str]]:
         """Return `defaults` with the values and the form of the request, and the request's names of
-        the fields that a refusal of the form can name.
+        the fields that a later refusal can name.
 
         names: the family's names of fields, by their names in chat completions. Raises
         InvalidRequest.
         """
-        names = names or {}
+        theirs = alias_names(self)
+        names = {**theirs, **(names or {})}
         with naming(names):
             params = defaults.but(**self.sampling_fields())
             option, of_form = self.structured()
             if option is not None:
                 with naming(of_form):
                     params = params.but(structured_outputs=option)
-        return params, in_turn(of_form, names)
+        return params, {**theirs, **in_turn(of_form, names)}
 
 
 _TOKEN_ID: Final = re.compile("[0-9]{1,10}")

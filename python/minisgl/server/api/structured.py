@@ -125,6 +125,7 @@ class Alias(NamedTuple):
 
 
 ALIASES: Final = (
+    Alias("max_completion_tokens", "max_tokens"),
     Alias("n_predict", "max_tokens", form=lambda value: None if value == -1 else value),
     Alias("repeat_penalty", "repetition_penalty"),
     Alias("prompt", "text", str),
@@ -139,23 +140,23 @@ clients of the original mini-sglang.
 """
 
 
+def alias_names(asked: Json) -> dict[str, str]:
+    """Return the aliases that the request has, by our names of the fields."""
+    return {alias.ours: alias.theirs for alias in _aliases(asked)}
+
+
 def renamed(asked: R) -> R:
-    """Return the request with our fields instead of aliases.
+    """Return the request with our fields beside its aliases.
 
     Raises InvalidRequest if a field and its alias differ, or if the field cannot have the value.
     """
     fields = _types(type(asked))
     changed: dict[str, Any] = {}
-    for theirs, ours, kind, form in ALIASES:
-        value = getattr(asked, theirs, None)
-        is_new = theirs not in changed and {theirs, ours} <= fields.keys()
-        if value is None or not is_new or not isinstance(value, kind):
-            continue
+    for theirs, ours, _, form in _aliases(asked):
         try:
-            value = msgspec.convert(form(value), fields[ours])
+            value = msgspec.convert(form(getattr(asked, theirs)), fields[ours])
         except msgspec.ValidationError as error:
             raise field_error(str(error), fields[ours], theirs) from None
-        changed[theirs] = None
         given = changed.get(ours, getattr(asked, ours))
         if given not in (None, [], value):  # a chat without messages has an empty list
             raise InvalidRequest(
@@ -163,6 +164,18 @@ def renamed(asked: R) -> R:
             )
         changed[ours] = value if value is not None else given
     return msgspec.structs.replace(asked, **changed) if changed else asked
+
+
+def _aliases(asked: Json) -> list[Alias]:
+    fields = _types(type(asked))
+    found = {  # in turn, so that the first entry of each name stays
+        alias.theirs: alias
+        for alias in reversed(ALIASES)
+        if {alias.theirs, alias.ours} <= fields.keys()
+        and isinstance(getattr(asked, alias.theirs), alias.kind)
+        and getattr(asked, alias.theirs) is not None
+    }
+    return list(found.values())
 
 
 @cache
