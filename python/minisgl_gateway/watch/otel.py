@@ -14,12 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import (
-    SERVICE_NAME,
-    SERVICE_VERSION,
-    OTELResourceDetector,
-    Resource,
-)
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
@@ -36,7 +31,8 @@ EXPORT_TIMEOUT_S: Final = 5.0  # of one batch with its retries; the SDK's own is
 CLOSE_S: Final = 2.0  # the longest delay of a shutdown by the last spans; a worker has 5 s to end
 
 _TEXT_PATHS: Final = ("/v1/completions", "/generate", "/api/generate")
-"""Paths of prompts without messages. The operation of all others is "chat"."""
+"""Paths of prompts without messages. Texts that are embedded or ranked are "embeddings", and the
+operation of all others is "chat"."""
 
 
 class OtlpTracer:
@@ -45,7 +41,7 @@ class OtlpTracer:
     def __init__(self, endpoint: str, model: str) -> None:
         # The SDK logs every failure with a traceback; `_Exporter` logs the first one.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        ours = Resource({SERVICE_NAME: "minisgl", SERVICE_VERSION: __version__})
+        ours = Resource({"service.name": "minisgl", "service.version": __version__})
         self._provider = TracerProvider(
             resource=Resource.create().merge(ours).merge(OTELResourceDetector().detect()),
             shutdown_on_exit=False,  # `close` does it, in bounded time
@@ -62,6 +58,7 @@ class OtlpTracer:
             carrier = {"traceparent": origin.traceparent, "tracestate": origin.tracestate}
             parent = self._propagator.extract({k: v for k, v in carrier.items() if v is not None})
             operation = "text_completion" if origin.path in _TEXT_PATHS else "chat"
+            operation = "embeddings" if sampling.pooling else operation
             now = time.time_ns()
             start = now - round(prompt.seconds * 1e9)
             attributes: dict[str, AttributeValue | None] = {
@@ -69,18 +66,21 @@ class OtlpTracer:
                 "gen_ai.provider.name": "minisgl",
                 "gen_ai.request.model": self._model,
                 "gen_ai.response.model": self._model,
-                "gen_ai.request.max_tokens": sampling.max_tokens,
-                "gen_ai.request.temperature": sampling.temperature,
-                "gen_ai.request.top_p": sampling.top_p,
-                "gen_ai.request.top_k": sampling.top_k or None,
-                "gen_ai.request.seed": sampling.seed,
-                "gen_ai.request.stop_sequences": sampling.stop or None,
-                "gen_ai.response.time_to_first_chunk": prompt.first_text_s,
-                "gen_ai.response.finish_reasons": None if code else [prompt.reason],
                 "error.type": code,
                 "minisgl.request_id": origin.request_id,
                 "minisgl.uid": prompt.uid,
             }
+            if not sampling.pooling:
+                attributes |= {
+                    "gen_ai.request.max_tokens": sampling.max_tokens,
+                    "gen_ai.request.temperature": sampling.temperature,
+                    "gen_ai.request.top_p": sampling.top_p,
+                    "gen_ai.request.top_k": sampling.top_k or None,
+                    "gen_ai.request.seed": sampling.seed,
+                    "gen_ai.request.stop_sequences": sampling.stop or None,
+                    "gen_ai.response.time_to_first_chunk": prompt.first_text_s,
+                    "gen_ai.response.finish_reasons": None if code else [prompt.reason],
+                }
             if end is not None:
                 attributes |= {
                     "gen_ai.usage.input_tokens": end.num_prompt_tokens,
@@ -102,8 +102,8 @@ class OtlpTracer:
                 # The scheduler has its own clock, so only the lengths of the phases are known. They
                 # follow one another, and the last one ends with the request.
                 phases = {"queued": end.queued_s, "prefill": end.prefill_s, "decode": end.decode_s}
-                at = max(now - round(sum(phases.values()) * 1e9), start)
                 inside = set_span_in_context(span)
+                at = max(now - round(sum(phases.values()) * 1e9), start)
                 for name, phase_s in phases.items():
                     child = self._tracer.start_span(name, inside, start_time=at)
                     at = min(at + round(phase_s * 1e9), now)

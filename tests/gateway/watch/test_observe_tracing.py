@@ -15,8 +15,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from helpers.scripted_server import MODEL, ScriptedServer
+from minisgl.core import SamplingParams
 from minisgl.errors import ConfigError
-from minisgl.server.observe import Observer, PromptWatcher
+from minisgl.server.clients import Origin
+from minisgl.server.observe import EndedPrompt, Observer, PromptWatcher
 from minisgl_gateway.watch.tracing import create_tracer
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -156,6 +158,33 @@ def test_messages_are_a_chat(collector: Collector, path: str) -> None:
         assert httpx.post(server.url + path, json=body).status_code == 200
     tracer.close()
     assert f"chat {MODEL}" in {span.name for span in collector.spans}
+
+
+def test_embedded_texts_are_no_chat(collector: Collector) -> None:
+    tracer = create_tracer(collector.url, MODEL)
+    tracer.ended(
+        EndedPrompt(
+            origin=Origin(request_id="me-2", path="/v1/embeddings"),
+            uid=1,
+            sampling=SamplingParams(pooling="mean", max_tokens=0),
+            seconds=0.1,
+            first_text_s=None,
+            reason="length",
+            code=None,
+            end=None,
+        )
+    )
+    tracer.close()
+    [span] = collector.spans
+    assert span.name == f"embeddings {MODEL}"
+    assert attributes(span) == {  # nothing of sampling, and no reason that a text ended
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.provider.name": "minisgl",
+        "gen_ai.request.model": MODEL,
+        "gen_ai.response.model": MODEL,
+        "minisgl.request_id": "me-2",
+        "minisgl.uid": 1,
+    }
 
 
 def test_a_trace_that_is_not_sampled(collector: Collector) -> None:
