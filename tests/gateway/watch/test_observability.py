@@ -295,6 +295,8 @@ def test_the_dashboard_asks_for_metrics_that_exist(http: httpx.Client) -> None:
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = set(re.findall(r"minisgl_\w+", " ".join(queries)))
     assert len(asked) >= 15
+    bare = [query for query in queries if "process_" in query and "minisgl_build_info" not in query]
+    assert bare == []  # every program that Prometheus reads has process_*
     http.get("/nothing")  # a code has a counter once it was seen
     there = {name.split(":")[0] for name in scrape(http)}
     assert asked <= there
