@@ -13,13 +13,12 @@ def ready_text(url: str, *, needs_key: bool, can_chat: bool, only_task: OnlyTask
     """Return what follows "Serving MODEL on URL": commands to try it, which need only this
     distribution.
 
-    The commands work in any folder, and with proxy variables set. needs_key: they use $KEY, which
-    the user sets. can_chat: the model has a chat template; without one they complete a text.
-    only_task: of a model that writes no text.
+    The commands work in any folder, in zsh with an IPv6 address, and with proxy variables set.
+    needs_key: they use $KEY, which the user sets. can_chat: the model has a chat template; without
+    one they complete a text. only_task: of a model that writes no text.
     """
     has_proxy = goes_through_proxy(url)
-    curl = "curl --noproxy '*'" if has_proxy else "curl"
-    options = ", trust_env=False" if has_proxy else ""
+    curl, options = ("curl --noproxy '*'", ", trust_env=False") if has_proxy else ("curl", "")
     header = python_header = chat_key = first = ""
     client_key = "none"
     if needs_key:
@@ -28,7 +27,7 @@ def ready_text(url: str, *, needs_key: bool, can_chat: bool, only_task: OnlyTask
         header = ' -H "Authorization: Bearer $KEY"'
         chat_key = ' --api-key "$KEY"'
         python_header = ', headers={"Authorization": "Bearer $KEY"}'
-    start = f"{curl} {url}/v1/%s -H 'Content-Type: application/json'{header}"
+    start = f"{curl} '{url}/v1/%s' -H 'Content-Type: application/json'{header}"
     if not can_chat:
         says = f"""has no usable chat template, so it completes texts and refuses chats. Write
 one in a browser at {url}/, or try in another terminal"""
@@ -56,7 +55,7 @@ browser at {url}/, or try in another terminal
   {start % "chat/completions"} \\
     -d '{{"messages": [{{"role": "user", "content": "What is a radix cache?"}}]}}'
 
-  {python} -m minisgl chat --url {url}{chat_key}
+  {python} -m minisgl chat --url '{url}'{chat_key}
 
   {python} - <<{end}
   import httpx  # or the official client: openai.OpenAI(base_url="{url}/v1", api_key="{client_key}")

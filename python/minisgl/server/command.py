@@ -100,4 +100,4 @@ def ready_text(
     if can_chat:
         path, prompt = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
     json = f"-H 'Content-Type: application/json' -d '{{{prompt}}}'"
-    return f"{said}Try\n\n  {curl} {url}/v1/{path} {json}\n"
+    return f"{said}Try\n\n  {curl} '{url}/v1/{path}' {json}\n"

@@ -66,11 +66,17 @@ def test_the_printed_commands_begin_with_the_key() -> None:
     assert "KEY" not in ready_text("m", "http://127.0.0.1:1", 1.0)
 
 
+def test_the_printed_commands_quote_an_ipv6_address() -> None:
+    said = ready_text("m", "http://[::1]:1", 1.0)  # to zsh, brackets are a pattern
+    assert "curl 'http://[::1]:1/v1/chat/completions' -H" in said
+    assert "chat --url 'http://[::1]:1'" in said
+
+
 def test_a_model_without_a_chat_template_is_shown_with_a_text() -> None:
     said = ready_text("m", "http://127.0.0.1:1", 1.0, needs_key=True, can_chat=False)
     assert "no usable chat template" in said
     assert "one in a browser at http://127.0.0.1:1/, or try in another terminal\n" in said
-    assert "/v1/completions -H 'Content-Type: application/json' -H \"Authorization" in said
+    assert "/v1/completions' -H 'Content-Type: application/json' -H \"Authorization" in said
     assert "chat/completions" not in said
     assert "minisgl chat" not in said
 
