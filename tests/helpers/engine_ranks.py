@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pytest
 
 from minisgl.engine import Engine, EngineConfig
+
+T = TypeVar("T")
+
+RANKS_S = 120.0
+"""The longest time of all ranks' work: less than pytest's own limit of a test."""
+
+
+def together(run: Callable[..., T], *columns: Iterable[Any], timeout_s: float = RANKS_S) -> list[T]:
+    """Return the results of `run` side by side in threads, one for each row of `columns`.
+
+    Fails the test, with the stacks of the threads that hang, if they take too long. A pool would
+    wait for them for ever, even after pytest's own limit.
+    """
+
+    def fill(future: Future[T], row: tuple[Any, ...]) -> None:
+        try:
+            future.set_result(run(*row))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threads: dict[Future[T], threading.Thread] = {}
+    for rank, row in enumerate(zip(*columns, strict=True)):
+        future: Future[T] = Future()
+        name = f"rank {rank}"
+        threads[future] = threading.Thread(target=fill, args=(future, row), name=name, daemon=True)
+        threads[future].start()
+    done, late = wait(threads, timeout_s, FIRST_EXCEPTION)
+    for future in done:
+        future.result()  # the error of one may be why others hang
+    frames = sys._current_frames()
+    stacks = [
+        f"{thread.name}:\n{''.join(traceback.format_stack(frames.get(thread.ident or 0)))}"
+        for future, thread in threads.items()
+        if future in late
+    ]
+    if stacks:
+        pytest.fail(f"{len(stacks)} of {len(threads)} ranks hang\n" + "\n".join(stacks))
+    return [future.result() for future in threads]
 
 
 @contextmanager
@@ -31,8 +74,6 @@ def engines(folder: Path, store: Path, size: int, **options: Any) -> Iterator[li
             )
         )  # fmt: skip
 
-    with ThreadPoolExecutor(size) as pool:
-        started = list(pool.map(start, range(size)))
+    started = together(start, range(size))
     yield started
-    with ThreadPoolExecutor(size) as pool:
-        list(pool.map(Engine.close, started))
+    together(Engine.close, started)

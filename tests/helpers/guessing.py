@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_runs import drive, greedy, make_engine, make_scheduler
 from helpers.model_harness import VOCAB, random_ids
 from helpers.predicting import Predicting
@@ -100,10 +99,9 @@ def check_ranks(
     alone.close()
     with engines(model.folder, store, 2, drafts="mtp", num_pages=400) as ranks:
         schedulers = [scheduler_of(rank) for rank in ranks]
-        with ThreadPoolExecutor(2) as pool:
-            pairs = zip(ranks, schedulers, strict=True)
-            runs = [pool.submit(drive, rank, requests, scheduler=each) for rank, each in pairs]
-            outputs = [each.result() for each in runs]
+        outputs = together(
+            lambda rank, each: drive(rank, requests, scheduler=each), ranks, schedulers
+        )
     assert outputs == [expected, expected]
     counts = [(each.stats.num_drafted, each.stats.num_accepted) for each in schedulers]
     assert counts[0] == counts[1]

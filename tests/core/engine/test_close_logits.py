@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Gemma2Config, LlamaConfig
 
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_runs import drive
 from helpers.local_ranks import ranks
 from helpers.model_harness import load, make_reference
@@ -163,13 +163,8 @@ def test_log_probabilities_of_outputs_and_prompts(size: int, tmp_path: Path) -> 
     )
     requests = [(list(range(1, length)), sampling) for length in (5, 18, 40)]
     outboxes = [ListOutbox() for _ in range(size)]
-    with (
-        engines(tmp_path, tmp_path / "store", size, dtype="bfloat16") as started,
-        ThreadPoolExecutor(size) as pool,
-    ):
-        run = list(
-            pool.map(lambda *each: drive(each[0], requests, outbox=each[1]), started, outboxes)
-        )
+    with engines(tmp_path, tmp_path / "store", size, dtype="bfloat16") as started:
+        run = together(lambda *each: drive(each[0], requests, outbox=each[1]), started, outboxes)
     assert run[0] == run[-1]
     tops = []
     for event in outboxes[0].events:

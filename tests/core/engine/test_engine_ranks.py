@@ -5,7 +5,6 @@ They are threads of this process, and their schedulers are told the same.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_runs import Reference, drive, greedy
 from helpers.family_cases import CASES, SIZES
 from helpers.local_ranks import UNEVEN
@@ -63,8 +62,7 @@ def tokens(ranks: list[Engine], vocab_size: int, sampling: SamplingParams) -> li
     def run(engine: Engine) -> list[list[int]]:
         return drive(engine, requests, turns=[0, 0, 3], vocab_size=vocab_size)
 
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        first, *others = pool.map(run, ranks)
+    first, *others = together(run, ranks)
     assert all(other == first for other in others)
     return first
 
@@ -122,8 +120,7 @@ def test_one_ranks_choice_counts(
             return -logits(x_SD, own_rows)
 
         monkeypatch.setattr(ranks[1].model, "logits", others)
-        with ThreadPoolExecutor(2) as pool:
-            ours, theirs = pool.map(lambda engine: drive(engine, requests), ranks)
+        ours, theirs = together(lambda engine: drive(engine, requests), ranks)
         assert ours == theirs
         monkeypatch.undo()
     with engines(reference[0], tmp_path / "alone", 1) as alone:

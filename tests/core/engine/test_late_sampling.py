@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_runs import (
     Reference,
     Request,
@@ -143,8 +143,18 @@ def test_masks_of_two_ranks(num_requests: int, reference: Reference, tmp_path: P
 
     with engines(reference[0], tmp_path / "alone", 1) as alone:
         expected = run(alone[0])
-    with engines(reference[0], tmp_path / "two", 2) as ranks, ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(run, ranks)) == [expected] * 2
+    with engines(reference[0], tmp_path / "two", 2) as ranks:
+        assert together(run, ranks) == [expected] * 2
     for uid, output in enumerate(expected):
         checks = [allowed_tokens(output[:i])[token] for i, token in enumerate(output)]
         assert all(checks) == bool(uid % 3)
+
+
+def test_ranks_that_hang_fail_with_their_stacks() -> None:
+    """A hang of the test above was without end: pytest's limit does not end a pool of threads."""
+    never = threading.Event()
+    with pytest.raises(pytest.fail.Exception, match="1 of 2 ranks hang") as failed:
+        together(lambda rank: rank and never.wait(), range(2), timeout_s=0.1)
+    assert "rank 1:" in str(failed.value)
+    assert "in wait" in str(failed.value)
+    never.set()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_runs import Reference, Request, drive, make_engine, make_scheduler, prompts
 from helpers.logprob_checks import check_logprobs
 from helpers.replay import replay_steps
@@ -102,9 +101,9 @@ def test_logprobs_of_two_ranks(
         for index in range(num_requests)
     ]
     outboxes = [ListOutbox(), ListOutbox()]
-    with engines(reference[0], tmp_path / "store", 2) as ranks, ThreadPoolExecutor(2) as pool:
+    with engines(reference[0], tmp_path / "store", 2) as ranks:
         assert ranks[0].comm.shares_rows(num_requests) == (num_requests == 8)
-        ours, theirs = pool.map(
+        ours, theirs = together(
             lambda engine, outbox: drive(engine, requests, outbox=outbox), ranks, outboxes
         )
     assert ours == theirs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_runs import (
     VOCAB,
     Reference,
@@ -134,8 +133,8 @@ def test_of_retracted_requests(engine: Engine, reference: Reference) -> None:
 
 def test_of_two_ranks(reference: Reference, tmp_path: Path) -> None:
     requests, outboxes = mixed_requests(), [ListOutbox(), ListOutbox()]
-    with engines(reference[0], tmp_path / "store", 2) as ranks, ThreadPoolExecutor(2) as pool:
-        ours, theirs = pool.map(
+    with engines(reference[0], tmp_path / "store", 2) as ranks:
+        ours, theirs = together(
             lambda engine, outbox: drive(engine, requests, outbox=outbox), ranks, outboxes
         )
     assert ours == theirs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformers import LlamaConfig, MistralConfig, PreTrainedModel, Qwen3Confi
 from helpers.books import check_books
 from helpers.drafted_answers import OPTIONS, PARAMS, seen, stats_of
 from helpers.drafted_answers import PROMPTS as TEXTS
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_runs import drive, greedy, make_engine, make_scheduler
 from helpers.guessing import FREE_ROWS, PROMPTS, SAMPLING, every_third_token
 from helpers.model_harness import VOCAB, make_reference
@@ -300,12 +299,9 @@ def test_two_ranks_guess_as_one_does(tmp_path: Path) -> None:
     options = {"draft_model": str(pair.draft), "num_pages": 400}
     with engines(pair.served, tmp_path / "store", 2, **options) as ranks:
         schedulers = [scheduler_of(rank) for rank in ranks]
-        with ThreadPoolExecutor(2) as pool:
-            runs = [
-                pool.submit(drive, rank, requests, scheduler=each)
-                for rank, each in zip(ranks, schedulers, strict=True)
-            ]
-            outputs = [each.result() for each in runs]
+        outputs = together(
+            lambda rank, each: drive(rank, requests, scheduler=each), ranks, schedulers
+        )
     assert outputs == [expected, expected]
     counts = [(each.stats.num_drafted, each.stats.num_accepted) for each in schedulers]
     assert counts[0] == counts[1]

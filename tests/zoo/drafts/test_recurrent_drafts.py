@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from helpers.drafters import KINDS, ScriptedDrafts
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_runs import drive, greedy
 from helpers.family_cases import SIZES
 from helpers.hybrid_cases import HYBRID_CASES
@@ -163,10 +162,9 @@ def test_the_reference_backend_takes_drafts(folder: Path, expected: list[list[in
 def test_two_ranks(folder: Path, expected: list[list[int]], tmp_path: Path) -> None:
     with engines(folder, tmp_path / "store", 2, drafts="ngram", num_pages=400) as ranks:
         schedulers = [scheduler_of(rank, scripted(expected, "every other")) for rank in ranks]
-        with ThreadPoolExecutor(2) as pool:
-            pairs = zip(ranks, schedulers, strict=True)
-            runs = [pool.submit(drive, rank, REQUESTS, scheduler=each) for rank, each in pairs]
-            outputs = [each.result() for each in runs]
+        outputs = together(
+            lambda rank, each: drive(rank, REQUESTS, scheduler=each), ranks, schedulers
+        )
     assert outputs == [expected[: len(REQUESTS)]] * 2
     assert schedulers[0].stats.num_accepted == schedulers[1].stats.num_accepted > 50
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from helpers.drafted_answers import (
     seen,
     stats_of,
 )
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_runs import drive, make_scheduler
 from minisgl.builtin import model_path
 from minisgl.llm import LLM, SamplingParams
@@ -125,10 +124,10 @@ def test_two_ranks_have_the_same_drafts(
             )
             for rank in ranks
         ]
-        with ThreadPoolExecutor(2) as pool:
-            pairs = zip(ranks, schedulers, strict=True)
-            runs = [pool.submit(drive, rank, [request], scheduler=each) for rank, each in pairs]
-            assert [each.result() for each in runs] == [[expected.token_ids]] * 2
+        outputs = together(
+            lambda rank, each: drive(rank, [request], scheduler=each), ranks, schedulers
+        )
+        assert outputs == [[expected.token_ids]] * 2
     counts = [(each.stats.num_drafted, each.stats.num_accepted) for each in schedulers]
     assert counts[0] == counts[1]
     assert counts[0][1] > 15

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_runs import (
     VOCAB,
     Reference,
@@ -136,8 +135,8 @@ def test_replayed_steps(
 
 
 def test_two_ranks(reference: Reference, expected: list[list[int]], tmp_path: Path) -> None:
-    with engines(reference[0], tmp_path / "store", 2) as ranks, ThreadPoolExecutor(2) as pool:
-        ours, theirs = pool.map(lambda engine: drive(engine, requests()), ranks)
+    with engines(reference[0], tmp_path / "store", 2) as ranks:
+        ours, theirs = together(lambda engine: drive(engine, requests()), ranks)
     assert ours == theirs == expected
 
 

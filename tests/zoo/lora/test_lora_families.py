@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers.adapters import GREEDY, RandomAdapter, greedy_ids, with_tokenizer
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_runs import drive, make_scheduler
 from helpers.family_cases import save_case
 from helpers.model_harness import VOCAB
@@ -80,9 +79,9 @@ def test_two_ranks_have_their_parts_of_reordered_and_cut_layers(name: str, tmp_p
     (named,) = read_adapters(given).values()
     with engines(tmp_path / "model", tmp_path / "store", 2, **options) as ranks:
         schedulers = [make_scheduler(rank, num_slots=1, vocab_size=VOCAB) for rank in ranks]
-        with ThreadPoolExecutor(2) as pool:
-            runs = [
-                pool.submit(drive, rank, requests, scheduler=each, adapter=named)
-                for rank, each in zip(ranks, schedulers, strict=True)
-            ]
-            assert [each.result() for each in runs] == [expected] * 2
+        outputs = together(
+            lambda rank, each: drive(rank, requests, scheduler=each, adapter=named),
+            ranks,
+            schedulers,
+        )
+        assert outputs == [expected] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.engine_ranks import engines
+from helpers.engine_ranks import engines, together
 from helpers.engine_replies import ending
 from helpers.pictures import PICTURES, Sample, chat, text_part
 from helpers.seen import NUM_TOP, Eyes, check, start
@@ -244,10 +243,7 @@ def test_two_ranks_see_the_same(
         sample.folder, tmp_path / "store", 2, num_pages=256, max_prefill_length=80
     ) as both:
         eyes = [Eyes(sample, engine) for engine in both]
-        with ThreadPoolExecutor(2) as pool:
-            found = list(
-                pool.map(lambda each: each.ask([chat(*PICTURES), chat(PICTURES[1])]), eyes)
-            )
+        found = together(lambda each: each.ask([chat(*PICTURES), chat(PICTURES[1])]), eyes)
     assert both[0].memory.vision_bytes > 0 == both[1].memory.vision_bytes
     for answer, shown in zip(found[0], [PICTURES, PICTURES[1:2]], strict=True):
         check(sample, answer, shown)
