@@ -159,7 +159,7 @@ class GatewayArgs(ServerArgs):
         None,
         _FILE,
         "running",
-        "write a JSON line per step of the engine to FILE, which is emptied first: times of each "
+        "write a JSON line per step of the engine to FILE (earlier: FILE.before): times of each "
         "part, rows, tokens",
         metavar="FILE",
     )

@@ -23,10 +23,10 @@ _encode: Final = msgspec.json.Encoder().encode
 
 class LineFile:
     """Mutable: it owns the file. Only this user may read a file that it makes. A disk that is full
-    ends the file with a warning, not the engine.
+    ends the file with a warning, not the engine. A file that is there at the start becomes
+    FILE.before.
 
-    most_bytes: at this size the file is renamed to FILE.1 and begins again; None for no limit. With
-    one, a file that is there at the start becomes FILE.before.
+    most_bytes: at this size the file is renamed to FILE.1 and begins again; None for no limit.
     """
 
     def __init__(self, option: str, path: Path, most_bytes: int | None = None) -> None:
@@ -34,9 +34,10 @@ class LineFile:
         self._option, self._path, self._most_bytes = option, path, most_bytes
         self._older, self._has_ended = Path(f"{path}.1"), False
         try:
-            if most_bytes is not None and path.is_file():  # of an engine that died, or drains
+            if path.is_file():  # of an engine that died, or drains and still writes
                 path.replace(f"{path}.before")
-                self._older.unlink(missing_ok=True)
+                if most_bytes is not None:
+                    self._older.unlink(missing_ok=True)
             self._begin()
         except OSError as error:
             raise ConfigError(f"{option} {path}: {error.strerror or error}") from error

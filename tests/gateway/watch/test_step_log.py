@@ -13,7 +13,7 @@ from minisgl.scheduler import Scheduler, SchedulerConfig, run
 from minisgl.scheduler.loop import PARTS
 from minisgl.scheduler.meter import LoopMeter
 from minisgl_bench.fakes import InstantExecutor, ListInbox, ListOutbox
-from minisgl_gateway.watch.line_file import StepLog
+from minisgl_gateway.watch.line_file import LineFile, StepLog
 from minisgl_gateway.watch.steps import StepRecord
 
 
@@ -47,3 +47,19 @@ def test_the_parts_of_a_real_loop_follow_each_other(tmp_path: Path) -> None:
     pairs = itertools.pairwise(sorted(host))
     overlaps = [min(before[1], after[1]) - after[0] for before, after in pairs]
     assert max(overlaps) < 2, "the host does one thing at a time"  # us; times are rounded
+
+
+def test_two_engines_of_an_upgrade_write_files_of_their_own(tmp_path: Path) -> None:
+    path, other = tmp_path / "steps", tmp_path / "steps.1"
+    other.write_text("a file of the user")
+    old = LineFile("--log-steps", path)
+    old.write("first")
+    old.flush()
+    new = LineFile("--log-steps", path)
+    new.write("new")
+    new.close()
+    old.write("last")
+    old.close()
+    assert path.read_text() == '"new"\n'
+    assert (tmp_path / "steps.before").read_text() == '"first"\n"last"\n'
+    assert other.exists()
