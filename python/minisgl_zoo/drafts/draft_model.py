@@ -83,7 +83,7 @@ def draft_bytes(
 def _check(
     draft: ModelConfig, served: BaseLLMModel, config: EngineConfig, max_seq_len: int
 ) -> None:
-    name = f"--draft-model {config.draft_model}"
+    name = "the draft model (--draft-model)"  # its folder may be one of a cache
     spec = spec_of(draft)
     if served.config.is_wrapped or draft.is_wrapped:
         raise ConfigError(f"{name}: models that read images have no draft model; leave it out")
@@ -101,8 +101,8 @@ def _check(
         )
     if not _same_words(config.draft_folder, config.folder, draft, served.config):
         raise ConfigError(
-            f"{name} has another vocabulary than {config.folder}; a draft model needs the same "
-            "tokens with the same ids"
+            f"{name} has another vocabulary than the model; it needs the same tokens with the same "
+            "ids: take another one"
         )
     if draft.max_context < max_seq_len:
         raise ConfigError(

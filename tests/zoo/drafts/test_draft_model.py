@@ -428,8 +428,10 @@ def test_pairs_that_cannot_work_are_refused(tmp_path: Path) -> None:
         (windows, "full attention only"),
         (words, "another vocabulary"),
     ):
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=says) as refused:
             engine_of(pair, draft_model=str(folder))
+        assert str(refused.value).startswith("the draft model (--draft-model)")
+        assert str(tmp_path) not in str(refused.value)  # the user may have named an id
     with pytest.raises(ConfigError, match="add --draft-model"):
         EngineConfig(drafts="ngram,draft")
     with pytest.raises(ConfigError, match="does not go with --drafts mtp"):
