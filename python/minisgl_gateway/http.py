@@ -6,6 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from minisgl.errors import ConfigError
 from minisgl.utils.http import unusable_proxy
 
 if TYPE_CHECKING:
@@ -24,12 +25,16 @@ def server_root(url: str) -> str:
 def http_client(url: str, **options: Any) -> httpx.Client:
     """Return a client whose base URL is `url`. It ignores proxy variables for a loopback address.
 
-    options: of httpx.Client. Raises ConfigError if httpx cannot use a proxy variable.
+    options: of httpx.Client. Raises ConfigError if httpx cannot use a proxy variable or the
+    certificates that $SSL_CERT_FILE or $SSL_CERT_DIR names.
     """
     import httpx
 
     try:
-        return httpx.Client(base_url=url, trust_env=not is_loopback(url), **options)
+        trusted = url.startswith("http:") or httpx.create_ssl_context()
+        return httpx.Client(base_url=url, trust_env=not is_loopback(url), verify=trusted, **options)
+    except OSError as error:
+        raise ConfigError(f"SSL_CERT_FILE or SSL_CERT_DIR has no certificates: {error}") from error
     except (ImportError, ValueError) as error:
         raise unusable_proxy(error) from error
 

@@ -226,6 +226,23 @@ def test_https_with_a_key(certificate: tuple[str, str], ring: KeyRing) -> None:
             httpx.get(server.url.replace("https", "http") + "/health", timeout=5)
 
 
+def test_a_chat_trusts_the_certificates_of_the_environment(
+    certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with ScriptedServer(tls=tls_context(*certificate)) as server:
+        monkeypatch.setenv("SSL_CERT_FILE", certificate[0])
+        with closing(Chat(server.url)) as chat:
+            assert chat.model == "scripted"
+        monkeypatch.delenv("SSL_CERT_FILE")
+        with closing(Chat(server.url)) as chat, pytest.raises(ChatError, match="CERTIFICATE"):
+            assert chat.model
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    for url in (server.url, "http://192.0.2.1"):
+        with pytest.raises(ChatError, match="SSL_CERT_FILE or SSL_CERT_DIR has no certificates"):
+            Chat(url)
+    Chat("http://127.0.0.1:1").close()  # needs none
+
+
 def test_a_certificate_that_cannot_be_used(certificate: tuple[str, str], tmp_path: Path) -> None:
     certfile, keyfile = certificate
     locked = str(tmp_path / "locked.pem")
