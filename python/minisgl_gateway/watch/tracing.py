@@ -9,8 +9,6 @@ from minisgl.server.args import ServerArgs
 from minisgl.server.observe import PromptWatcher
 from minisgl_gateway.args import ours
 
-TRACES_PATH = "/v1/traces"  # OTLP/HTTP's default path for traces
-
 
 def create_tracer(endpoint: str, model: str) -> PromptWatcher:
     """Return a tracer for a collector's URL, or for its `/v1/traces` if the URL has no path.
@@ -25,7 +23,7 @@ def create_tracer(endpoint: str, model: str) -> PromptWatcher:
             "--otlp-endpoint needs OpenTelemetry's SDK and its OTLP exporter over HTTP "
             f"({error}): pip install 'minisgl[otel]'"
         ) from error
-    path = TRACES_PATH if url.path in ("", "/") else url.path
+    path = "/v1/traces" if url.path in ("", "/") else url.path
     return OtlpTracer(url._replace(path=path).geturl(), model)
 
 
