@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from minisgl.core.answer import Part, SplitAnswer, collect
 from minisgl.server.api.answers import TokenLogprob
-from minisgl.server.api.left_out import unused_switch
+from minisgl.server.api.left_out import Omission, unused_switch
 from minisgl.server.api.messages import new_call_id
 from minisgl.server.site import operation
 from minisgl.server.strict import Json
@@ -39,6 +39,7 @@ _NAMES: Final = {
     "response_format.json_schema.schema": "format",
     "max_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
+    "reasoning_effort": "think",
     **{name: f"options.{name}" for name in OllamaOptions.__struct_fields__},
 }
 """The request's names of fields, by their names in chat completions."""
@@ -91,7 +92,7 @@ def router(server: Chat) -> APIRouter:
             chat=msgspec.structs.replace(wanted, model=model.name),
             text=text,
             names={"prompt": "messages" if is_chat else "prompt", **_NAMES},
-            left_out=unused_switch(switch, model.abilities),
+            left_out=[Omission("think", "think") for _ in unused_switch(switch, model.abilities)],
         )
         return await server.answer(request, whole, form)
 

@@ -91,8 +91,8 @@ def _template_args(prompt: ChatPrompt, template: str) -> dict[str, Any]:
     if effort is not None and "reasoning_effort" not in template:
         if not switch:
             raise InvalidRequest(
-                "the chat template of this model has no reasoning_effort and no enable_thinking; "
-                "leave reasoning_effort out",
+                "reasoning_effort: the chat template of this model reads no effort, and has no "
+                "switch of reasoning; leave it out",
                 param="reasoning_effort",
             )
         args.setdefault(switch, effort not in ("none", "minimal"))

@@ -161,6 +161,11 @@ def test_generate(llama: ollama.Client, server: ScriptedServer) -> None:
     assert [m["role"] for m in received(server).messages] == ["system", "user"]
     llama.generate(MODEL, "one two", raw=True)
     assert server.received[-1].prompt == TextPrompt(text="one two")
+    for more in ({"system": "be brief"}, {"images": ["aaaa"]}):
+        (name,) = more
+        with pytest.raises(ollama.ResponseError, match=f"^{name}: a raw prompt has no") as refused:
+            llama.generate(MODEL, "one", raw=True, **more)
+        assert refused.value.status_code == 400
     num_received = len(server.received)
     assert llama.generate(MODEL, "").done_reason == "load"
     assert llama.chat(MODEL, []).done_reason == "load"

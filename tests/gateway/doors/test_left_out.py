@@ -208,5 +208,6 @@ def test_a_switch_of_reasoning_that_has_no_effect(
             answer = http.post(path, json=body)
             assert answer.status_code == 200, answer.text
             found = answer.headers.get(WARNING)
-            assert found == ("left out: enable_thinking" if is_named else None)
+            name = "think" if path.startswith("/api/") else "enable_thinking"
+            assert found == (f"left out: {name}" if is_named else None)
             assert prompt_of(server).template_args == {"enable_thinking": asks}

@@ -123,6 +123,16 @@ def test_the_wrong_schema_of_a_tool_is_named_by_its_tool(
     assert error["message"] == f"tools.f.{param} must be the schema of an object"
 
 
+def test_ollamas_think_is_named_as_it_was_sent(builtin: RunningServer) -> None:
+    """The built-in model has no reasoning: an effort is refused, a switch left out."""
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "stream": False}
+    refused = httpx.post(f"{builtin.url}/api/chat", json=chat | {"think": "high"})
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("think: the chat template of this model reads no")
+    answer = httpx.post(f"{builtin.url}/api/chat", json=chat | {"think": True})
+    assert answer.headers["x-minisgl-warning"] == "left out: think"
+
+
 def test_a_chat_that_is_only_counted_and_too_long(builtin: RunningServer) -> None:
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "ab " * 30_000}]}
     for path in ("/tokenize", "/v1/messages/count_tokens"):
