@@ -171,7 +171,8 @@ class Turn(Json, frozen=True, kw_only=True):
         results, thoughts, calls = [], [], []
         pieces: list[str | ImagePart] = []
         for i, block in enumerate(self.content):
-            block.refuse_unsupported(f"{path}.content[{i}].")
+            where = f"{path}.content[{i}]"
+            block.refuse_unsupported(f"{where}.")
             if isinstance(block, TextBlock):
                 pieces.append(block.text)
             elif isinstance(block, ImageBlock):
@@ -179,6 +180,8 @@ class Turn(Json, frozen=True, kw_only=True):
             elif isinstance(block, ThinkingBlock):
                 thoughts.append(block.thinking)
             elif isinstance(block, ToolUseBlock):
+                if self.role != "assistant":
+                    raise InvalidRequest(f"{where}: only the assistant has tool_use", param=where)
                 arguments = msgspec.json.encode(block.input).decode()
                 function = ToolFunction(name=block.name, arguments=arguments)
                 calls.append(ToolCall(id=block.id, function=function))

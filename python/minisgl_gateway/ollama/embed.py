@@ -88,7 +88,7 @@ def router(site: Site) -> APIRouter:
             [TextPrompt(text=text) for text in counted_texts(texts, "input")],
             dimensions=asked.dimensions,
             max_tokens=None if asked.truncate is False else -1,
-            context=door.context,
+            context=door.frontend.context_length,
         )
 
         def make(x_ND: FloatArray, usage: PromptUsage) -> OllamaEmbedded:
@@ -110,7 +110,7 @@ def router(site: Site) -> APIRouter:
         if not asked.prompt:
             return body.response(OllamaEmbedding(embedding=[]))
         pooling = door.recipe.embed(
-            [TextPrompt(text=asked.prompt)], max_tokens=-1, context=door.context
+            [TextPrompt(text=asked.prompt)], max_tokens=-1, context=door.frontend.context_length
         )
 
         def make(x_ND: FloatArray, _: PromptUsage) -> OllamaEmbedding:

@@ -90,11 +90,6 @@ class Door:
                 code="not_supported",
             ) from error
 
-    @property
-    def context(self) -> int | None:
-        """The model's context; None while it loads."""
-        return self.frontend.context_length
-
     async def answer(
         self,
         request: Request,

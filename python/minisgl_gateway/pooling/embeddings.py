@@ -104,7 +104,7 @@ def router(site: Site) -> APIRouter:
                 dimensions=asked.dimensions,
                 pooling=asked.pooling,
                 max_tokens=asked.truncate_prompt_tokens,
-                context=door.context,
+                context=door.frontend.context_length,
             )
         )
         is_text = asked.encoding_format == "base64"

@@ -120,7 +120,7 @@ def router(site: Site) -> APIRouter:
             texts,
             instruction=asked.instruction,
             max_tokens=asked.truncate_prompt_tokens,
-            context=door.context,
+            context=door.frontend.context_length,
         )
 
     @routes.post("/v2/rerank", **operation(RerankRequest, Reranked))

@@ -245,6 +245,10 @@ def test_the_form_of_the_answer(claude: anthropic.Anthropic, server: ScriptedSer
         ({"messages": []}, "messages"),
         ({"messages": [turn([{"type": "image", "source": IMAGE}])]}, "has images"),
         ({"messages": [turn("x", role="tool")]}, "role.* may be assistant, system or user"),
+        (
+            {"messages": [turn([{"type": "tool_use", "id": "t", "name": "f", "input": {}}])]},
+            r"messages\[0\].content\[0\]: only the assistant has tool_use",
+        ),
         ({"nonsense": 1}, "nonsense is not known"),
     ],
 )
