@@ -203,8 +203,7 @@ class OllamaGenerateRequest(_OllamaRequest, frozen=True, kw_only=True):
         """The same request to chat completions. Raises InvalidRequest."""
         for name in ("images", "system"):
             if self.raw and getattr(self, name):
-                why = f"{name}: a raw prompt has no chat template, which would write it"
-                raise InvalidRequest(f"{why}; leave {name} or raw out", param=name)
+                raise InvalidRequest(f"{name} is for chat templates; leave raw out", param=name)
         system = [Message(role="system", content=self.system)] if self.system else []
         content = _content(self.images, self.prompt)
         return self._chat([*system, Message(role="user", content=content)])

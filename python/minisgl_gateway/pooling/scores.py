@@ -56,10 +56,6 @@ class RerankRequest(_RankFields, frozen=True, kw_only=True):
         None
     )
 
-    @property
-    def texts(self) -> list[str]:
-        return [each if isinstance(each, str) else each.text for each in self.documents]
-
 
 class Ranked(Json, frozen=True, kw_only=True):
     index: int
@@ -130,7 +126,8 @@ def router(site: Site) -> APIRouter:
         """Order documents by their relevance for a query; Cohere's and Jina's schema."""
         asked = await body.read(request, RerankRequest)
         name = door.model.check(asked.model)
-        texts = counted_texts(asked.texts, "documents")
+        given = [each if isinstance(each, str) else each.text for each in asked.documents]
+        texts = counted_texts(given, "documents")
         pooling = await ranked([asked.query], texts, asked)
 
         def make(scores: list[float], usage: PromptUsage) -> Reranked:

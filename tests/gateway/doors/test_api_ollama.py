@@ -163,7 +163,7 @@ def test_generate(llama: ollama.Client, server: ScriptedServer) -> None:
     assert server.received[-1].prompt == TextPrompt(text="one two")
     for more in ({"system": "be brief"}, {"images": ["aaaa"]}):
         (name,) = more
-        with pytest.raises(ollama.ResponseError, match=f"^{name}: a raw prompt has no") as refused:
+        with pytest.raises(ollama.ResponseError, match=f"^{name} is for chat templates") as refused:
             llama.generate(MODEL, "one", raw=True, **more)
         assert refused.value.status_code == 400
     num_received = len(server.received)
