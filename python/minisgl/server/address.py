@@ -14,7 +14,7 @@ def bind(host: str, port: int) -> socket.socket:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:  # UnicodeError: it can be no name of a host
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--host {host}: {reason}") from error
+        raise ConfigError(f"--host {host}: {reason}; give one as 0.0.0.0 or ::1") from error
     family, kind, protocol, _, address = infos[0]
     bound = socket.socket(family, kind, protocol)
     # Without it, connections of a server that has just ended would keep the port for a minute.
@@ -53,4 +53,4 @@ def _refused(host: str, port: int, error: OSError) -> ConfigError:
         )
     if error.errno == errno.EACCES:
         return ConfigError(f"port {port} needs more rights: choose one above 1023 with --port")
-    return ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}")
+    return ConfigError(f"cannot listen on --host {host}, port {port}: {error.strerror}")

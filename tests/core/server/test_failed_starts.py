@@ -104,7 +104,7 @@ def test_errors_of_small_files_are_reported_before_any_process_starts(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("serve", "--host", "a..b"), 1, "--host a..b: "),
+        (("serve", "--host", "a..b"), 1, "; give one as 0.0.0.0 or ::1"),
         (("serve", "--lora", f"a={'x' * 300}"), 1, "x" * 300),
         (("chat", "~no-such-user/model"), 1, "there is no folder ~no-such-user/model"),
         (("chat", "x" * 300), 1, "x" * 300),
