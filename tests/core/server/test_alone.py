@@ -59,7 +59,7 @@ def test_it_serves_its_own_routes_alone_and_ends_with_its_terminal(alone: str) -
             wrong = client.post("/v1/completions", json={"prompt": "a", "temprature": 1}).json()
             assert "temprature is not known here; GET /openapi.json" in wrong["error"]["message"]
         said = server.output["out"]
-        assert "/v1/chat/completions -H" in said
+        assert "/v1/chat/completions' -H" in said
         assert "browser" not in said, "it has no page"
         family = server.family()
         for _ in range(2):  # of the shell and of the kernel
