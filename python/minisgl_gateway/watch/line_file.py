@@ -24,7 +24,7 @@ _encode: Final = msgspec.json.Encoder().encode
 class LineFile:
     """Mutable: it owns the file. Only this user may read a file that it makes. A disk that is full
     ends the file with a warning, not the engine. A file that is there at the start becomes
-    FILE.before.
+    FILE.before; what a link such as /dev/stdout names is written anew.
 
     most_bytes: at this size the file is renamed to FILE.1 and begins again; None for no limit.
     """
@@ -34,7 +34,7 @@ class LineFile:
         self._option, self._path, self._most_bytes = option, path, most_bytes
         self._older, self._has_ended = Path(f"{path}.1"), False
         try:
-            if path.is_file():  # of an engine that died, or drains and still writes
+            if path.is_file() and not path.is_symlink():  # of an engine that died, or drains
                 path.replace(f"{path}.before")
                 if most_bytes is not None:
                     self._older.unlink(missing_ok=True)

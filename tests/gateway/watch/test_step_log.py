@@ -63,3 +63,15 @@ def test_two_engines_of_an_upgrade_write_files_of_their_own(tmp_path: Path) -> N
     assert path.read_text() == '"new"\n'
     assert (tmp_path / "steps.before").read_text() == '"first"\n"last"\n'
     assert other.exists()
+
+
+def test_a_link_stays(tmp_path: Path) -> None:
+    """As /dev/stdout is one, whose file the shell has opened."""
+    link, path = tmp_path / "link", tmp_path / "file"
+    path.touch()
+    link.symlink_to(path)
+    log = LineFile("--log-steps", link)
+    log.write("a")
+    log.close()
+    assert link.is_symlink()
+    assert path.read_text() == '"a"\n'
