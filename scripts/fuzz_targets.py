@@ -128,7 +128,7 @@ def _server() -> tuple[asyncio.AbstractEventLoop, Any]:
     tokenizer: Any = _Refusing()
     no_replies: Any = None  # `_Refusing` delivers them
     tokenizer.frontend = Frontend([tokenizer], no_replies)
-    tokenizer.frontend.context_length = 4096
+    tokenizer.frontend.info = {"context_length": 4096}
     model = ServedModel(
         names=("m",), defaults=SamplingParams(), created=1, folder=Path(model_path())
     )
