@@ -13,7 +13,7 @@ CORE_LINES = 21_000
 """The core promises that one can read it, so this may only fall. It is what stood when it was last
 lowered, rounded up to the next 500."""
 
-ALL_LINES = 58_300
+ALL_LINES = 58_360
 """A line that leaves the core is no saving if another package gets two, so no move may raise this.
 A feature may, with its lines in docs/decisions/0055-five-packages.md."""
 

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.attention_cases import BOUNDED, CASES, Case, Step, Steps, is_countable, make_step
+from helpers.attention_cases import (
+    BOUNDED,
+    CASES,
+    TWO_WAY,
+    Case,
+    Step,
+    Steps,
+    is_countable,
+    make_step,
+)
 from helpers.attention_error import count_keys, worst_miscount, worst_share
 from helpers.gpu_batches import layer_on, make_backend, make_batch, make_shared_batch
 
@@ -66,6 +75,14 @@ BOUNDED_LONG = (
     Case(name="300 rows, sinks", rows=tuple((3 * i, 3 * i + 1) for i in range(300)), sinks=True),
     Case(name="40,000 keys, softcap", rows=ENDS, num_kv_heads=4, head_dim=256, softcap=50.0),
 )  # fmt: skip
+TWO_WAY_LONG = (
+    Case(name="images of 256 tokens, window 512", rows=((900, 901), (39_600, 40_000), (0, 700)),
+         images=((1, 39_620, 39_876), (2, 10, 266), (2, 266, 522)), num_q_heads=8, num_kv_heads=4,
+         head_dim=256, window=512),
+    Case(name="images of 256 tokens", rows=((900, 901), (1800, 2300), (0, 700)),
+         images=((1, 1700, 1956), (2, 10, 266), (2, 266, 522)), num_q_heads=16, num_kv_heads=8,
+         head_dim=128),
+)  # fmt: skip
 PADDED_SIZE = StepSize(num_decodes=4, num_prompts=8, num_prompt_tokens=768, longest=8192)
 PADDED = (
     ((900, 901), (1, 2), (130, 400), (63, 128), (0, 300)),
@@ -77,7 +94,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "window": {**GROUPED, "window": 40},
     "latents": {"num_q_heads": 20, "num_kv_heads": 1, "head_dim": 576, "latent": 512},
 }
-COUNTED = [case for case in (*CASES, *LONG) if is_countable(case)]
+COUNTED = [case for case in (*CASES, *LONG, *TWO_WAY, *TWO_WAY_LONG) if is_countable(case)]
 BACKENDS = pytest.mark.parametrize(
     "name", ["triton", "fa", "fa2,triton", "triton,trtllm", "fi,triton"]
 )
@@ -145,7 +162,9 @@ def attend(step: Step, backend: BaseAttnBackend, device: torch.device) -> torch.
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=named)
-@pytest.mark.parametrize("case", [*CASES, *BOUNDED, *LONG, *BOUNDED_LONG], ids=named)
+@pytest.mark.parametrize(
+    "case", [*CASES, *BOUNDED, *LONG, *BOUNDED_LONG, *TWO_WAY, *TWO_WAY_LONG], ids=named
+)
 @BACKENDS
 def test_rounding_explains_the_error(
     name: str, case: Case, dtype: torch.dtype, device: torch.device

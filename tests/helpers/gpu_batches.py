@@ -54,12 +54,15 @@ def make_backend(
         return TritonAttnBackend(TunedOps(), 132, device)
     needs = ((SINKS, case.sinks), (SOFTCAP, case.softcap), (LATENTS, case.latent))
     try:
-        return create_attention_backend(
+        backend = create_attention_backend(
             name, TunedOps(), device, dtype=dtype, head_dim=case.head_dim, latent=case.latent,
             page_size=case.page_size, needs=[need for need, has in needs if has],
         )  # fmt: skip
     except ConfigError as error:  # the sentence that a start would end with: the reason
         pytest.skip(str(error))
+    if case.images and not backend.takes_two_way:
+        pytest.skip(f"{name} does not attend both ways")
+    return backend
 
 
 def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> PoolBatch:
@@ -69,7 +72,7 @@ def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> Po
     num_decodes = int((np.cumsum(lengths != 1) == 0).sum())
     plan = dataclasses.replace(step.plan, num_decodes=num_decodes)
     rows = np.stack((plan.table_idxs, np.cumsum(lengths) - lengths, lengths, ends))
-    old = step.batch.context
+    old, key_ends = step.batch.context, step.batch.key_ends
     layers = [layer_to(old.kv_pool.layer(i), device) for i in range(2)]
     return dataclasses.replace(
         step.batch,
@@ -82,6 +85,7 @@ def make_batch(step: Step, backend: BaseAttnBackend, device: torch.device) -> Po
             page_table=old.page_table.to(device),
             attn=backend,
         ),
+        key_ends=None if key_ends is None else key_ends.to(device),
     )
 
 

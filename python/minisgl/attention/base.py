@@ -111,8 +111,9 @@ class BaseAttnBackend(ABC):
     their launches can be captured and replayed. prompts_graph_safe: prompt rows do, too; see
     `prepare_any`. reads_window_only: keys before a layer's window are never read, even masked.
     takes_queries: `forward_qkv` takes only queries, for a layer that reads the keys and values of
-    another. short_rows: decode steps of up to so many rows have kernels of their own if all
-    contexts are short (`PagedMetadata.is_short`).
+    another. takes_two_way: prompts may have layers that are `two_way`. short_rows: decode steps of
+    up to so many rows have kernels of their own if all contexts are short
+    (`PagedMetadata.is_short`).
     """
 
     name: str
@@ -120,6 +121,7 @@ class BaseAttnBackend(ABC):
     prompts_graph_safe = False
     reads_window_only = False
     takes_queries = False
+    takes_two_way = False
     short_rows = 0
 
     @abstractmethod

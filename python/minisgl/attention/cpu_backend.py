@@ -15,6 +15,7 @@ class CpuAttnBackend(BaseAttnBackend):
     name = "cpu"
     graph_safe = True
     reads_window_only = True
+    takes_two_way = True
 
     def __init__(self, library: Any) -> None:
         """`library` is what `minisgl.kernel.jit.load_library` returned, or its `Calls`."""

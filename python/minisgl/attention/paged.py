@@ -184,6 +184,7 @@ class HybridBackend(PagedAttnBackend):
         self.name = f"{prefill.name},{decode.name}"
         self.prompts_graph_safe = prefill.prompts_graph_safe
         self.reads_window_only = prefill.reads_window_only and decode.reads_window_only
+        self.takes_two_way = prefill.takes_two_way or decode.takes_two_way
         self.short_rows = decode.short_rows
         self._prefill, self._decode = prefill, decode
 
@@ -203,7 +204,9 @@ class HybridBackend(PagedAttnBackend):
         self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: AttnLayer, batch: PoolBatch,
         out_TNV: Tensor,
     ) -> None:  # fmt: skip
-        self._prefill.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNV)
+        is_two_way = layer.two_way and batch.key_ends is not None
+        backend = self._decode if is_two_way and self._decode.takes_two_way else self._prefill
+        backend.extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNV)
 
 
 def window_left(layer: AttnLayer) -> int:

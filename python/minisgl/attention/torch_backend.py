@@ -29,6 +29,7 @@ class TorchAttnMetadata(BaseAttnMetadata):
 class TorchAttnBackend(BaseAttnBackend):
     name = "torch"
     reads_window_only = True
+    takes_two_way = True
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops

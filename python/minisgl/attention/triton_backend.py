@@ -26,6 +26,7 @@ class TritonAttnBackend(PagedAttnBackend):
     name = "triton"
     prompts_graph_safe = True
     reads_window_only = True
+    takes_two_way = True
 
     def __init__(self, ops: Ops, num_cores: int, device: torch.device) -> None:
         """num_cores: the device's multiprocessors."""
@@ -125,5 +126,6 @@ class TritonAttnBackend(PagedAttnBackend):
             sinks=layer.sinks.weight if layer.sinks else None,
             longest=extent.longest,
             num_tokens=extent.num_tokens,
+            key_ends=batch.key_ends if layer.two_way else None,
             out_TNV=out_TNV,
         )

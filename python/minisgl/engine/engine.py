@@ -24,9 +24,10 @@ from minisgl.engine.device import Pending, Tuning
 from minisgl.engine.extras import Guesser, StepGuard, Vision, create_adapters
 from minisgl.engine.flight import ForwardOutput, SampleLate
 from minisgl.engine.inputs import Array, StepInputs, make_inputs, mask_arrays
-from minisgl.engine.memory import max_decode_rows, plan_engine_memory, pools_of
+from minisgl.engine.memory import max_decode_rows, most_whole, plan_engine_memory, pools_of
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import RequestTables
+from minisgl.errors import ConfigError
 from minisgl.kernel.registry import create_ops
 from minisgl.models import PoolBuild, load_model
 from minisgl.models.loading.reading import read_config
@@ -151,6 +152,11 @@ class Engine:
             most_tokens=self.max_prefill_tokens,
             leads=comm.rank == 0,
         )
+        takes_two_way = all(attn.takes_two_way for attn in backends)
+        if self.vision and most_whole(config, self.model_config) and not takes_two_way:
+            raise ConfigError(
+                f"this model's images attend both ways, --attn {config.attn} only one; leave it out"
+            )
         self.runner = self.device.create_runner(max_graph_rows, self.max_prefill_tokens, ops)
         self.runner.short_rows = max(attn.short_rows for attn in backends)
         if env.check_pages():

@@ -251,7 +251,7 @@ def plan_engine_memory(
         expert_parallel=config.ep,
         adapt=adapt,
     )
-    chunk = config.max_prefill_length or max(device.best_chunk, _most_whole(config, model))
+    chunk = config.max_prefill_length or max(device.best_chunk, most_whole(config, model))
     if spec.is_encoder:
         chunk = max(chunk, max_seq_len)
     page_bytes = [
@@ -288,7 +288,7 @@ def plan_engine_memory(
     return replace(memory, groups=tuple(agreed))
 
 
-def _most_whole(config: EngineConfig, model: ModelConfig) -> int:
+def most_whole(config: EngineConfig, model: ModelConfig) -> int:
     """Return the tokens of the largest image that a step must compute whole; 0 if none is."""
     count: Callable[[Path], int] | None
     count = plugins.find("vision", "whole") if model.is_wrapped else None

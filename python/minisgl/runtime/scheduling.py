@@ -42,7 +42,6 @@ def scheduler_config(args: RuntimeArgs, engine: Engine, eos_ids: frozenset[int])
         cache="naive" if is_encoder else args.cache,
         drafters=() if is_encoder else _drafters(args, engine),
         num_slots=args.num_slots,
-        takes_whole_images=engine.device.torch_device.type == "cpu",  # no GPU has run them
         is_encoder=is_encoder,
         num_labels=engine.model.spec.num_labels,
     )

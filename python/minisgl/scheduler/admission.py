@@ -108,12 +108,6 @@ def check_images(config: SchedulerConfig, images: Iterable[Image], others: Itera
     A request keeps its pixels until it ends, because it may be retracted.
     """
     most = max((len(places_of(image)) for image in images if image.whole), default=0)
-    if most and not config.takes_whole_images:
-        raise InvalidRequest(
-            "the tokens of an image attend to each other in this model, which no GPU has computed "
-            "here yet; send text, or serve with --device cpu",
-            param="messages",
-        )
     if most > config.max_prefill_tokens:
         raise InvalidRequest(
             f"an image has {most:,} tokens, which a step must compute together, and it takes "

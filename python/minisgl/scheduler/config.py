@@ -26,10 +26,9 @@ class SchedulerConfig:
     watermark_tokens: a request starts only if the pool then still has room for this many more
     tokens of each running request; otherwise a full pool would start a request and retract it at
     the next page boundary. drafters: rows of the table of this name; with any, there are
-    step_times. num_slots: adapters that the device holds; 0 without adapters. takes_whole_images:
-    whether the engine computes attention both ways between the tokens of an image. is_encoder: a
-    prompt is planned whole, shares nothing and is pooled; `max_prefill_tokens` is at least
-    `max_seq_len`. num_labels: the numbers that an encoder's head gives, which `logit_ids` name.
+    step_times. num_slots: adapters that the device holds; 0 without adapters. is_encoder: a prompt
+    is planned whole, shares nothing and is pooled; `max_prefill_tokens` is at least `max_seq_len`.
+    num_labels: the numbers that an encoder's head gives, which `logit_ids` name.
     """
 
     num_pages: int = 0
@@ -47,7 +46,6 @@ class SchedulerConfig:
     groups: tuple[CacheGroup, ...] = ()
     drafters: tuple[str, ...] = ()
     num_slots: int = 0
-    takes_whole_images: bool = True
     is_encoder: bool = False
     num_labels: int = 0
 

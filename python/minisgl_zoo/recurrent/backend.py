@@ -89,6 +89,7 @@ class RecurrentBackend(ABC):
     graph_safe = False
     prompts_graph_safe = False
     reads_window_only = True
+    takes_two_way = True
     short_rows = 0
 
     def __init__(self, page_size: int, state_table: Tensor) -> None:

@@ -71,6 +71,7 @@ class ShortConvBackend:
     graph_safe = True
     prompts_graph_safe = False
     reads_window_only = True
+    takes_two_way = True
     short_rows = 0
 
     def __init__(self, page_size: int) -> None:

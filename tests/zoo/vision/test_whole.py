@@ -11,9 +11,11 @@ from transformers import AutoTokenizer, Gemma3Processor
 from helpers.drafters import ScriptedDrafts
 from helpers.pictures import GEMMA3, PICTURES, Sample, chat
 from helpers.seen import Eyes, check, scheduler_of, start
+from minisgl.attention.cpu_backend import CpuAttnBackend
 from minisgl.core import Failed, Token
 from minisgl.core.image import places_of
 from minisgl.engine.cpu import CpuDevice
+from minisgl.errors import ConfigError
 from minisgl.message import ids_from_bytes
 from minisgl.scheduler import Scheduler
 
@@ -72,22 +74,21 @@ def test_a_step_takes_the_largest_image_by_default(
     engine.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"max_prefill_tokens": 24}, "25 tokens.*--max-prefill-length"),
-        ({"takes_whole_images": False}, "--device cpu"),
-    ],
-)
-def test_what_cannot_be_computed_whole_is_refused(
-    gemma: Eyes, options: dict[str, int], why: str
-) -> None:
-    scheduler = scheduler_of(gemma.engine, **options)
+def test_an_image_above_a_step_is_refused(gemma: Eyes) -> None:
+    scheduler = scheduler_of(gemma.engine, max_prefill_tokens=24)
     refused = scheduler.add(gemma.message(gemma.encode(chat(PICTURES[0]))))
     assert isinstance(refused, Failed)
     assert refused.status == 400
-    with pytest.raises(Exception, match=why):
+    with pytest.raises(Exception, match=r"25 tokens.*--max-prefill-length"):
         raise refused.to_error()
+
+
+def test_a_backend_that_attends_one_way_is_refused(
+    gemma3: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuAttnBackend, "takes_two_way", False)
+    with pytest.raises(ConfigError, match="attend both ways, --attn cpu only one; leave it out"):
+        start(gemma3, attn="cpu")
 
 
 def test_drafts_beside_an_image(gemma: Eyes) -> None:

@@ -29,7 +29,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # Which of a block's keys a query sees.
 WHOLE = tl.constexpr(0)  # all
 ENDED = tl.constexpr(1)  # those before `end`
-CAUSAL = tl.constexpr(2)  # those up to its own position
+CAUSAL = tl.constexpr(2)  # those before its own `key_end`
 
 
 def block_h_of(head_dim: int) -> int:
@@ -93,14 +93,15 @@ def rest_of(q, q_ptr, at, inside, H: tl.constexpr, V: tl.constexpr):
 
 @triton.jit
 def attend(
-    acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head,
-    scale, window, first, last, end,
+    acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, key_end, h,
+    kv_head, scale, window, first, last, end,
     MASK: tl.constexpr, Z: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
     KV: tl.constexpr, WINDOWED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Return (sums of values, sums of weights, largest score) of the queries.
 
     They are acc, mass and top with keys [first, last) added; keys from `end` on do not exist.
+    key_end: where the keys of each query end, with CAUSAL [BLOCK].
     q_rest: see `rest_of`. scale, SOFTCAP: see `scaled`. KV: the kind of pool; with FP8 the caller
     multiplies the sums of values at the end, by `times_value_scale`.
     """
@@ -156,7 +157,7 @@ def attend(
         if MASK == ENDED:
             score = tl.where(inside[None, :], score, -float("inf"))
         if MASK == CAUSAL:
-            seen = n[None, :] <= query[:, None]
+            seen = n[None, :] < key_end[:, None]
             if WINDOWED:
                 seen = seen & (n[None, :] > query[:, None] - window)
             score = tl.where(seen, score, -float("inf"))

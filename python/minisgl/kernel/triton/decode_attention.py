@@ -262,8 +262,8 @@ def _decode(
         acc = tl.zeros([BLOCK_G, BLOCK_H], tl.float32)
         query = tl.zeros([BLOCK_G], tl.int32)
         acc, mass, top = attend(
-            acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h,
-            key_head, scale, window, first, last, last,
+            acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, last,
+            h, key_head, scale, window, first, last, last,
             ENDED, Z, K if V == H else 1, H, V, KV, False, SOFTCAP, BLOCK_N,
         )  # fmt: skip
         acc = times_value_scale(acc, v_scale_ptr, key_head, KV)
@@ -328,8 +328,8 @@ def _decode_prefix(
         mass = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
         acc, mass, top = attend(
-            acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, m, h,
-            key_head, scale, 0, first, last, last,
+            acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, m, last,
+            h, key_head, scale, 0, first, last, last,
             ENDED, Z, K if V == H else 1, H, V, KV, False, SOFTCAP, BLOCK_N,
         )  # fmt: skip
         acc = times_value_scale(acc, v_scale_ptr, key_head, KV)

@@ -48,13 +48,14 @@ def extend(
     sinks: Tensor | None,
     num_tokens: int,
     longest: int,
+    key_ends: Tensor | None,
     out_TNV: Tensor,
 ) -> None:
     """Attend with any number of queries per row, and write the result to out_TNV.
 
     rows: int32 [4, B], some columns of `PoolBatch.rows`, whose tokens are in q_TNH. scale, window,
     softcap, sinks: see `AttnLayer`. num_tokens, longest: upper bounds of the tokens of all rows and
-    of the longest.
+    of the longest. key_ends: see `PoolBatch`.
     """
     _, num_q_heads, head_dim = q_TNH.shape
     page_size, num_kv_heads = pool.k.shape[1:3]
@@ -73,39 +74,37 @@ def extend(
     if value_dim < head_dim and (is_float32 or shared_kib() < 128):
         block_m, block_n = 16 if is_float32 else block_m, 16  # all GPUs have room for them
     num_rows = rows.shape[1]
+    # A power of two, and one of a few, because each is a kernel.
+    row_bucket = 1 if num_rows == 1 else 64 if num_rows <= 64 else max(power_of_2(num_rows), 1024)
     factor, cap = scaled(scale, softcap)
     num_tiles = num_tokens // block_m + num_rows  # at most: each row's last may be cut off
     _launch_extend(
         (num_tiles, num_q_heads, 1),
         (
             q_TNH, *tensors_of(pool), page_table, rows, out_TNV,
-            q_TNH if sinks is None else sinks, factor, window or 0, num_rows, rows.stride(0),
+            q_TNH if sinks is None else sinks, rows if key_ends is None else key_ends, factor,
+            window or 0, num_rows, rows.stride(0),
         ),
         (
             page_table.stride(0), page_size, num_q_heads, num_kv_heads, head_dim, value_dim,
-            kind_of(pool), bool(window), cap, sinks is not None, _row_bucket(num_rows), block_m,
-            block_h, block_n,
+            kind_of(pool), bool(window), cap, sinks is not None, key_ends is not None,
+            row_bucket, block_m, block_h, block_n,
         ),
         dtype=(q_TNH.dtype, pool.k.dtype), num_warps=num_warps,
         num_stages=num_stages,
     )  # fmt: skip
 
 
-def _row_bucket(num_rows: int) -> int:
-    """Return a power of two, at least `num_rows`. There are few, because each is a kernel."""
-    return 1 if num_rows == 1 else 64 if num_rows <= 64 else max(power_of_2(num_rows), 1024)
-
-
 @triton.jit(
     do_not_specialize=["window", "num_rows", "rows_stride"],
-    do_not_specialize_on_alignment=["rows_ptr"],
+    do_not_specialize_on_alignment=["rows_ptr", "key_ends_ptr"],
 )
 def _extend(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, rows_ptr, out_ptr, sinks_ptr, scale,
-    window, num_rows, rows_stride, TABLE_STRIDE: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, rows_ptr, out_ptr, sinks_ptr,
+    key_ends_ptr, scale, window, num_rows, rows_stride, TABLE_STRIDE: tl.constexpr,
     Z: tl.constexpr, N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
     KV: tl.constexpr, WINDOWED: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, TWO_WAY: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -139,19 +138,25 @@ def _extend(
     low = 0
     if WINDOWED:
         low = tl.maximum(start + m_first - window + 1, 0) // BLOCK_N * BLOCK_N
-    high = tl.minimum(start + m_first + BLOCK_M, end)
+    if TWO_WAY:
+        key_end = tl.load(key_ends_ptr + q_first + m, mask=m < length, other=1)
+        high = tl.minimum(tl.max(key_end), end)
+    else:
+        key_end = query + 1
+        high = tl.minimum(start + m_first + BLOCK_M, end)
     # Keys that every query of the tile sees need no mask.
     whole = low
     if not WINDOWED:
         whole = (start + m_first + 1) // BLOCK_N * BLOCK_N
     kv_head = head // (N // K)
     acc, mass, top = attend(
-        acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head,
-        scale, window, low, whole, end, WHOLE, Z, K, H, V, KV, WINDOWED, SOFTCAP, BLOCK_N,
+        acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, key_end, h,
+        kv_head, scale, window, low, whole, end, WHOLE, Z, K, H, V, KV, WINDOWED, SOFTCAP, BLOCK_N,
     )  # fmt: skip
     acc, mass, top = attend(
-        acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, h, kv_head,
-        scale, window, whole, high, end, CAUSAL, Z, K, H, V, KV, WINDOWED, SOFTCAP, BLOCK_N,
+        acc, mass, top, q, q_rest, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, query, key_end, h,
+        kv_head, scale, window, whole, high, end, CAUSAL, Z, K, H, V, KV, WINDOWED, SOFTCAP,
+        BLOCK_N,
     )  # fmt: skip
     acc = times_value_scale(acc, v_scale_ptr, kv_head, KV)
     out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
