@@ -137,6 +137,7 @@ ROWS: Final = [
     Row("pooling", "checked", "minisgl_zoo.pooling.recipe:checked"),
     Row("pooling", "recipe", "minisgl_zoo.pooling.recipe:read_recipe"),
     Row("pooling", "capabilities", "minisgl_zoo.pooling.recipe:capabilities"),
+    Row("pooling", "options", "minisgl_zoo.blocks.encoder:check_options"),
     Row("pooling", "rows", "minisgl_zoo.pooling.rows:pool_rows"),
     Row("drafts", "rule", "minisgl_zoo.drafts.rule:DraftRule"),
     Row("drafts", "bytes", "minisgl_zoo.drafts.draft_model:draft_bytes"),

@@ -227,7 +227,7 @@ def plan_engine_memory(
     """
     spec, sizes = spec_of(model), model
     if spec.is_encoder:
-        _check_encoder(config, device)
+        plugins.need("pooling", "options", "an encoder")(config)
         sizes = spec.config  # its family may serve fewer positions than the file has
     max_seq_len = sizes.default_context
     if config.max_seq_len is None and max_seq_len < model.max_context and comm.rank == 0:
@@ -293,23 +293,6 @@ def most_whole(config: EngineConfig, model: ModelConfig) -> int:
     count: Callable[[Path], int] | None
     count = plugins.find("vision", "whole") if model.is_wrapped else None
     return count(config.folder) if count else 0
-
-
-def _check_encoder(config: EngineConfig, device: Device) -> None:
-    """Raise ConfigError for a device or an option that an encoder does not have."""
-    if device.torch_device.type != "cpu":
-        raise ConfigError("encoders run on a CPU only; use --device cpu")
-    given = {
-        "--tp": config.tp > 1,
-        "--lora": config.num_slots,
-        "--drafts": config.drafts not in ("off", "auto"),
-        "--draft-model": config.draft_model,
-        "--attn": config.attn != "auto",
-        "--num-pages": config.num_pages is not None,
-        "--kv-cache-dtype": config.kv_cache_dtype != "auto",
-    }
-    if names := [name for name, is_given in given.items() if is_given]:
-        raise ConfigError(f"an encoder has no {', '.join(names)}; leave that out")
 
 
 def pools_of(model: BaseLLMModel, config: EngineConfig, device: Device) -> Sequence[PoolSpec]:

@@ -102,7 +102,8 @@ def params_of_each(params: Any, num_prompts: int, n: Any) -> list[SamplingParams
     if type(n) is not int or not 1 <= n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {brief(n)}", param="n")
     # Again, because msgspec's `replace` checks nothing.
-    checked = {id(item): item.but() for item in params}
+    distinct = {id(item): item for item in params}
+    checked = {key: item.but() for key, item in distinct.items()}
     return [checked[id(item)] for item in params]
 
 

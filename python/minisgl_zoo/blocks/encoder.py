@@ -2,9 +2,10 @@
 
 A prompt is one chunk (`SchedulerConfig.is_encoder`), so all its keys are in the step: they are
 attended to where the projection wrote them. There is no padding: the step's prompts are sorted by
-length, those of one length attend in one call, and everything else runs over all tokens. What
-differs between families is a `Form`, and the order of norms a class of blocks. Blocks of a decoder
-may attend in both directions, too (`both_ways`).
+length, and everything but attention runs over all tokens. Prompts of one length attend in one call;
+a GPU has a kernel for all lengths, in 16 bits. What differs between families is a `Form`, and the
+order of norms a class of blocks. Blocks of a decoder may attend in both directions, too
+(`both_ways`).
 
 Axes: T tokens of this step, S tokens to return, P prompts of one length L, D hidden size, F
 intermediate size, N heads, K key/value heads, H head dim.
@@ -21,10 +22,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from minisgl.attention import AttnLayer, BaseAttnBackend, BaseAttnMetadata
 from minisgl.core import Batch, Context, Plan, PoolBatch
+from minisgl.core.args import EngineConfig
 from minisgl.core.groups import FULL, CacheGroup
+from minisgl.errors import ConfigError
 from minisgl.layers import (
     BaseOP,
     BuildContext,
@@ -133,6 +137,7 @@ class Encoder(BaseLLMModel):
             x_TD = x_TD + self.positions.weight[positions_T.long() + (self.form.offset or 0)]
         x_TD = self.norm.forward(x_TD)
         if self.distances:
+            rows = replace(rows, firsts=None)
             rows.memo["masks of None"] = [self._distances(length) for _, length in rows.runs]
         for block in self.blocks:
             x_TD = block.forward(x_TD, positions_T, rows)
@@ -145,27 +150,28 @@ class Encoder(BaseLLMModel):
     def _distances(self, length: int) -> Tensor:
         """Return what attention adds to its scores, [1, N, L, L]."""
         assert self.distances
-        buckets_LL = distance_buckets(_apart(length), self.form.buckets)
-        return self.distances.weight[buckets_LL].permute(2, 0, 1)[None]
+        weight = self.distances.weight
+        buckets_LL = distance_buckets(_apart(length, weight.device), self.form.buckets)
+        return weight[buckets_LL].permute(2, 0, 1)[None]
 
     def logits(self, x_SD: Tensor, own_rows: bool = False) -> Tensor:
         """Return the numbers of the head, [S, labels]. Without a head, only the steps that start-up
         measures sample, and nobody reads their ids."""
-        return self.head.forward(x_SD) if self.head else torch.zeros(len(x_SD), 1)
+        return self.head.forward(x_SD) if self.head else x_SD.new_zeros(len(x_SD), 1)
 
 
-def _apart(length: int) -> Tensor:
+def _apart(length: int, device: torch.device) -> Tensor:
     """Return the distance of each key from each query, [L, L]."""
-    places_L = torch.arange(length)
+    places_L = torch.arange(length, device=device)
     return places_L - places_L[:, None]
 
 
-def window_mask(window: int | None, length: int) -> Tensor | None:
+def window_mask(window: int | None, length: int, device: torch.device) -> Tensor | None:
     """Return which keys a query reads, [L, L]: half of the window on each side, and its own. None
     if it reads all."""
     if window is None or length <= window // 2 + 1:
         return None
-    return _apart(length).abs() <= window // 2
+    return _apart(length, device).abs() <= window // 2
 
 
 def attend(
@@ -173,8 +179,21 @@ def attend(
 ) -> Tensor:
     """Return what each query reads of its own text, [T, N * H]. qkv: q [T, N, H], k and v
     [T, K, H], in the order of `rows`."""
+    q_TNH, k_TKH, v_TKH = qkv
+    if rows.firsts is not None:
+        group, longest = q_TNH.shape[1] // k_TKH.shape[1], rows.runs[-1][1]
+        k_TNH, v_TNH = (x_TKH.repeat_interleave(group, 1) for x_TKH in (k_TKH, v_TKH))
+        half = -1 if window is None else window // 2
+        read = varlen_attn(
+            q_TNH, k_TNH, v_TNH, rows.firsts, rows.firsts, longest, longest, scale=scale,
+            window_size=(half, half),
+        )  # fmt: skip
+        assert isinstance(read, Tensor)
+        return read.flatten(1)
+    device = q_TNH.device
     masks: list[Tensor | None] = rows.once(
-        f"masks of {window}", lambda: [window_mask(window, length) for _, length in rows.runs]
+        f"masks of {window}",
+        lambda: [window_mask(window, length, device) for _, length in rows.runs],
     )
     attended = []
     for *parts, mask in zip(*(split(x_TNH, rows.runs) for x_TNH in qkv), masks, strict=True):
@@ -348,12 +367,14 @@ class Rows(BaseAttnMetadata):
     """The rows of a step, by length.
 
     order_T: int64, the tokens of the shortest rows first. places_T: int64, where each token is in
-    that order.
+    that order. firsts: int32 [B + 1], where each row begins in that order, and the end, for the
+    kernel that takes rows of any lengths; None without it.
     """
 
     order_T: Tensor
     places_T: Tensor
     runs: Runs
+    firsts: Tensor | None
 
 
 class NoBackend(BaseAttnBackend):
@@ -361,14 +382,20 @@ class NoBackend(BaseAttnBackend):
 
     name = "torch, in both directions"
 
+    def __init__(self, device: torch.device, joins: bool) -> None:
+        """joins: whether the device has a kernel for rows of any lengths."""
+        self.device, self.joins = device, joins
+
     def prepare(self, plan: Plan) -> Rows:
         lengths = np.array(plan.ends) - np.array(plan.starts)
         order_T = np.argsort(lengths.repeat(lengths), kind="stable")
         sizes, counts = np.unique(lengths, return_counts=True)
+        firsts = np.cumsum([0, *np.sort(lengths)], dtype=np.int32)
         return Rows(
-            order_T=torch.from_numpy(order_T),
-            places_T=torch.from_numpy(np.argsort(order_T)),
+            order_T=torch.from_numpy(order_T).to(self.device),
+            places_T=torch.from_numpy(np.argsort(order_T)).to(self.device),
             runs=list(zip(counts.tolist(), sizes.tolist(), strict=True)),
+            firsts=torch.from_numpy(firsts).to(self.device) if self.joins else None,
         )
 
     def forward(
@@ -379,13 +406,26 @@ class NoBackend(BaseAttnBackend):
         return attend(ordered, rows, layer.window, layer.scale)[rows.places_T].view_as(q_TNH)
 
 
+def _can_join(build: PoolBuild, head_dim: int) -> bool:
+    """Return whether the device has torch's FlashAttention, and it takes such queries."""
+    return (
+        build.device.type == "cuda"
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(build.device) >= (8, 0)
+        and build.dtype.itemsize == 2
+        and head_dim % 8 == 0
+        and head_dim <= 256
+    )
+
+
 class NoPool(PoolSpec):
     """A pool whose pages have no bytes."""
 
     is_recurrent: ClassVar[bool] = True
 
     def context(self, build: PoolBuild) -> Context:
-        return Context(kv_pool=self, page_table=build.page_table(self.group), attn=NoBackend())
+        backend = NoBackend(build.device, _can_join(build, self.head_dim))
+        return Context(kv_pool=self, page_table=build.page_table(self.group), attn=backend)
 
     def layer(self, index: int) -> None:
         """Return the cache of a layer."""
@@ -413,6 +453,21 @@ class Uncached:
             num_kv_heads=layer.num_heads,
             head_dim=layer.head_dim,
         )
+
+
+def check_options(config: EngineConfig) -> None:
+    """Raise ConfigError for an option that an encoder does not have."""
+    given = {
+        "--tp": config.tp > 1,
+        "--lora": config.num_slots,
+        "--drafts": config.drafts not in ("off", "auto"),
+        "--draft-model": config.draft_model,
+        "--attn": config.attn != "auto",
+        "--num-pages": config.num_pages is not None,
+        "--kv-cache-dtype": config.kv_cache_dtype != "auto",
+    }
+    if names := [name for name, is_given in given.items() if is_given]:
+        raise ConfigError(f"an encoder has no {', '.join(names)}; leave that out")
 
 
 def both_ways(spec: ModelSpec) -> ModelSpec:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,12 @@ from helpers.embedders import (
 from helpers.scheduling import add, make, spans
 from minisgl.core import Finished, StepResult
 from minisgl.core.args import EngineConfig
-from minisgl.engine.memory import _check_encoder
 from minisgl.errors import CheckpointError, ConfigError, InvalidRequest, PromptTooLong
 from minisgl.llm import LLM, SamplingParams
 from minisgl.message import TextPrompt
 from minisgl.models.loading.reading import read_config
 from minisgl.models.registry import spec_of
-from minisgl_zoo.blocks.encoder import distance_buckets
+from minisgl_zoo.blocks.encoder import check_options, distance_buckets
 from minisgl_zoo.pooling.dense import read_dense
 from minisgl_zoo.pooling.recipe import read_recipe
 
@@ -284,8 +282,5 @@ def test_an_encoder_that_is_not_served(
 
 
 def test_what_an_encoder_has_not_is_refused_by_name(folder: Path) -> None:
-    gpu, cpu = (SimpleNamespace(torch_device=torch.device(name)) for name in ("cuda", "cpu"))
-    with pytest.raises(ConfigError, match="encoders run on a CPU only; use --device cpu"):
-        _check_encoder(EngineConfig(model=str(folder)), gpu)
     with pytest.raises(ConfigError, match="an encoder has no --tp, --attn, --num-pages; leave"):
-        _check_encoder(EngineConfig(model=str(folder), tp=2, attn="torch", num_pages=9), cpu)
+        check_options(EngineConfig(model=str(folder), tp=2, attn="torch", num_pages=9))
