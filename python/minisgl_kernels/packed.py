@@ -97,7 +97,7 @@ class PackedGemms:
             outputs, inputs = self._weight.shape
             tile = choose_tile(rows, outputs, inputs, self._weight.group, self._num_cores)
             y = packed_gemm(x_MD, self._weight, bias, tile, self._done)
-        elif rows and self._is_fp8:
+        elif self._is_for_fp8(rows):
             y = self._fp8(*self._quantise(x_MD), rows, bias)
         else:
             return self._ops.linear(x, self.dense(), bias, gate)
@@ -114,7 +114,15 @@ class PackedGemms:
 
     def quantises(self, rows: int) -> bool:
         """Return whether activations are rounded to fp8 with a scale for each 128."""
-        return self._is_fp8 and self._weight.group > 0 and rows > MAX_FP8
+        return self._weight.group > 0 and self._is_for_fp8(rows)
+
+    def _is_for_fp8(self, rows: int) -> bool:
+        """Return whether fp8 tensor cores multiply so many rows. cuBLAS reads the scales of blocks
+        in groups of four: with another number of them its products are wrong."""
+        outputs, inputs = self._weight.shape[-2:]
+        fits = self._weight.group == 0 or inputs % (4 * fp8.BLOCK) == 0
+        has_kernel = fits or choose_stream(rows, outputs, inputs) is not None
+        return self._is_fp8 and rows > MAX_FP8 and has_kernel
 
     def gated_linear(self, x_MG: Tensor, gate: Activation, bias: Tensor | None) -> Tensor:
         """Return `linear` of `Ops.gated(x_MG, gate)`. Requires that `quantises`."""

@@ -88,6 +88,25 @@ def test_many_rows_in_fp8(form: str, device: torch.device) -> None:
                 check(got_gated, gemms.linear(ops.gated(gate_up, gate), bias, None).double())
 
 
+@pytest.mark.skipif(INTERPRET, reason="cuBLAS multiplies")
+@pytest.mark.parametrize("inputs", [768, 640, 896])
+def test_blocks_that_are_no_multiple_of_four(inputs: int, device: torch.device) -> None:
+    """cuBLAS would read other scales, and says nothing."""
+    weight, values = make((512, inputs), device)
+    gemms = PackedGemms(TunedOps(), weight, DTYPE)
+    for rows in (17, 32, 33, 65, 200, 1000):
+        x = (torch.randn(rows, inputs, device=device) / 8).to(DTYPE)
+        check(gemms.linear(x, None, None), x.double() @ values.T, 0.04)
+
+
+def test_which_rows_are_rounded_to_fp8(device: torch.device) -> None:
+    for inputs, most in ((768, 32), (1152, 64), (1024, None)):
+        gemms = PackedGemms(TunedOps(), make((512, inputs), device)[0], DTYPE)
+        gemms._is_fp8 = True
+        of_rows = {rows: gemms.quantises(rows) for rows in (16, 17, 32, 33, 64, 65, 1000)}
+        assert of_rows == {rows: rows > 16 and (most is None or rows <= most) for rows in of_rows}
+
+
 @pytest.mark.parametrize("config", STREAMS, ids=lambda config: str(config.rows))
 def test_streams_of_fp8_blocks(config: StreamConfig, device: torch.device) -> None:
     """Tiles of one program and of many, programs of several tiles; against the quantised numbers.
