@@ -3,6 +3,7 @@ has a call."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from gguf import GGMLQuantizationType as Kind
 from helpers.embedders import TEXTS, cosines, embeddings_of, later, older, save_encoder
 from helpers.gguf_encoders import write_encoder
 from minisgl.llm import LLM
-from minisgl_zoo.blocks import encoder
 
 SHORT = [*(text[:40] for text in TEXTS), "the same the"]
 WIDE = {"hidden_size": 64}  # heads of 16 dims, which the kernel takes
@@ -25,13 +25,14 @@ CLOSE = {"float32": 0.99999, "float16": 0.9999, "bfloat16": 0.999}
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the longest texts of the kernel's calls, as they come."""
     longest: list[int] = []
-    varlen_attn = encoder.varlen_attn
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         longest.append(args[5])
         return varlen_attn(*args, **kwargs)
 
-    monkeypatch.setattr(encoder, "varlen_attn", counted)
+    varlen = importlib.import_module("torch.nn.attention.varlen")
+    varlen_attn = varlen.varlen_attn
+    monkeypatch.setattr(varlen, "varlen_attn", counted)
     return longest
 
 

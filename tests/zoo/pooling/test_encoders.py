@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
@@ -31,6 +33,7 @@ from minisgl.llm import LLM, SamplingParams
 from minisgl.message import TextPrompt
 from minisgl.models.loading.reading import read_config
 from minisgl.models.registry import spec_of
+from minisgl_zoo.blocks import encoder
 from minisgl_zoo.blocks.encoder import check_options, distance_buckets
 from minisgl_zoo.pooling.dense import read_dense
 from minisgl_zoo.pooling.recipe import read_recipe
@@ -120,6 +123,37 @@ def test_each_spelling(kind: str, pooling: Any, mode: str, tmp_path: Path) -> No
     (folder / "config.json").write_text(json.dumps(config | fields | OWN[kind]))
     with LLM(folder, **OPTIONS) as llm:
         assert np.array_equal(llm.embed(SHORT), ours)
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "gemma", "mpnet"])
+def test_a_kernel_for_texts_of_any_lengths(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU has. One of its arguments is the window on each side; it has no bias."""
+    num_rows: list[int] = []
+
+    def joined(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, firsts: torch.Tensor, *others: Any,
+        scale: float | None, window_size: tuple[int, int],
+    ) -> torch.Tensor:  # fmt: skip
+        num_rows.append(len(firsts) - 1)
+        assert others[1] == others[2] == int(firsts.diff().max())
+        out = torch.empty_like(q)
+        for first, end in pairwise(firsts.tolist()):
+            places = torch.arange(end - first)
+            apart = (places - places[:, None]).abs()
+            seen = apart <= (window_size[0] if window_size[0] >= 0 else end)
+            parts = (x[first:end].transpose(0, 1) for x in (q, k, v))
+            read = F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale)
+            out[first:end] = read.transpose(0, 1)
+        return out
+
+    monkeypatch.setattr(encoder, "_joined", lambda build, head_dim: joined)
+    folder = save_encoder(tmp_path / "m", kind, pooling=older("mean"))
+    with LLM(folder, **OPTIONS) as llm:
+        num_rows.clear()
+        assert cosines(llm.embed(SHORT), embeddings_of(folder, SHORT, "mean")).min() >= 0.99999
+    assert num_rows[:1] == ([] if kind == "mpnet" else [len(SHORT)])
 
 
 def test_embeddinggemma(tmp_path: Path) -> None:
