@@ -55,8 +55,8 @@ class HopperTritonBackend(TritonAttnBackend):
         out_TNV: Tensor,
     ) -> None:  # fmt: skip
         pool = batch.context.kv_pool.layer(layer.layer_id)
-        is_bounded = layer.window or layer.softcap or layer.sinks
-        if is_bounded or not self._wide.takes(q_TNH, pool, out_TNV):
+        is_special = layer.window or layer.softcap or layer.sinks or layer.two_way
+        if is_special or not self._wide.takes(q_TNH, pool, out_TNV):
             super().extend(q_TNH, k_TKH, v_TKH, layer, batch, out_TNV)
             return
         assert batch.rows is not None
