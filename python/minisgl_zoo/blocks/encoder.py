@@ -136,7 +136,7 @@ class Encoder(BaseLLMModel):
             x_TD = x_TD + self.positions.weight[positions_T.long() + (self.form.offset or 0)]
         x_TD = self.norm.forward(x_TD)
         if self.distances:
-            rows = replace(rows, joined=None)
+            rows = replace(rows, varlen=None)
             rows.memo["masks of None"] = [self._distances(length) for _, length in rows.runs]
         for block in self.blocks:
             x_TD = block.forward(x_TD, positions_T, rows)
@@ -179,11 +179,11 @@ def attend(
     """Return what each query reads of its own text, [T, N * H]. qkv: q [T, N, H], k and v
     [T, K, H], in the order of `rows`."""
     q_TNH, k_TKH, v_TKH = qkv
-    if rows.joined:
+    if rows.varlen:
         group, longest = q_TNH.shape[1] // k_TKH.shape[1], rows.runs[-1][1]
         k_TNH, v_TNH = (x_TKH.repeat_interleave(group, 1) for x_TKH in (k_TKH, v_TKH))
         half = -1 if window is None else window // 2
-        return rows.joined(
+        return rows.varlen(
             q_TNH, k_TNH, v_TNH, rows.firsts, rows.firsts, longest, longest, scale=scale,
             window_size=(half, half),
         ).flatten(1)  # fmt: skip
@@ -364,14 +364,14 @@ class Rows(BaseAttnMetadata):
     """The rows of a step, by length.
 
     order_T: int64, the tokens of the shortest rows first. places_T: int64, where each token is in
-    that order. joined: the kernel that takes rows of any lengths, if there is one. firsts: int32
+    that order. varlen: the kernel that takes rows of any lengths, if there is one. firsts: int32
     [B + 1], where each row begins in that order, and the end, for this kernel.
     """
 
     order_T: Tensor
     places_T: Tensor
     runs: Runs
-    joined: Callable[..., Tensor] | None
+    varlen: Callable[..., Tensor] | None
     firsts: Tensor | None
 
 
@@ -380,9 +380,9 @@ class NoBackend(BaseAttnBackend):
 
     name = "torch, in both directions"
 
-    def __init__(self, device: torch.device, joined: Callable[..., Tensor] | None) -> None:
-        """joined: see `Rows`."""
-        self.device, self.joined = device, joined
+    def __init__(self, device: torch.device, varlen: Callable[..., Tensor] | None) -> None:
+        """varlen: see `Rows`."""
+        self.device, self.varlen = device, varlen
 
     def prepare(self, plan: Plan) -> Rows:
         lengths = np.array(plan.ends) - np.array(plan.starts)
@@ -393,8 +393,8 @@ class NoBackend(BaseAttnBackend):
             order_T=torch.from_numpy(order_T).to(self.device),
             places_T=torch.from_numpy(np.argsort(order_T)).to(self.device),
             runs=list(zip(counts.tolist(), sizes.tolist(), strict=True)),
-            joined=self.joined,
-            firsts=torch.from_numpy(firsts).to(self.device) if self.joined else None,
+            varlen=self.varlen,
+            firsts=torch.from_numpy(firsts).to(self.device) if self.varlen else None,
         )
 
     def forward(
@@ -405,7 +405,7 @@ class NoBackend(BaseAttnBackend):
         return attend(ordered, rows, layer.window, layer.scale)[rows.places_T].view_as(q_TNH)
 
 
-def _joined(build: PoolBuild, head_dim: int) -> Callable[..., Any] | None:
+def _varlen(build: PoolBuild, head_dim: int) -> Callable[..., Any] | None:
     """Return torch's FlashAttention, if the device has it and it takes such queries."""
     takes = build.dtype.itemsize == 2 and head_dim % 8 == 0 and head_dim <= 256
     if build.device.type != "cuda" or not takes:
@@ -413,7 +413,7 @@ def _joined(build: PoolBuild, head_dim: int) -> Callable[..., Any] | None:
     has_it = torch.backends.cuda.is_flash_attention_available()
     if not has_it or torch.cuda.get_device_capability(build.device) < (8, 0):
         return None
-    from torch.nn.attention.varlen import varlen_attn  # imports sympy, a second of a CPU's start
+    from torch.nn.attention.varlen import varlen_attn  # imports sympy, which takes a second
 
     return varlen_attn
 
@@ -424,7 +424,7 @@ class NoPool(PoolSpec):
     is_recurrent: ClassVar[bool] = True
 
     def context(self, build: PoolBuild) -> Context:
-        backend = NoBackend(build.device, _joined(build, self.head_dim))
+        backend = NoBackend(build.device, _varlen(build, self.head_dim))
         return Context(kv_pool=self, page_table=build.page_table(self.group), attn=backend)
 
     def layer(self, index: int) -> None:

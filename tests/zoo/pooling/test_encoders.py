@@ -132,7 +132,7 @@ def test_a_kernel_for_texts_of_any_lengths(
     """What a GPU has. One of its arguments is the window on each side; it has no bias."""
     num_rows: list[int] = []
 
-    def joined(
+    def varlen(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, firsts: torch.Tensor, *others: Any,
         scale: float | None, window_size: tuple[int, int],
     ) -> torch.Tensor:  # fmt: skip
@@ -148,7 +148,7 @@ def test_a_kernel_for_texts_of_any_lengths(
             out[first:end] = read.transpose(0, 1)
         return out
 
-    monkeypatch.setattr(encoder, "_joined", lambda build, head_dim: joined)
+    monkeypatch.setattr(encoder, "_varlen", lambda build, head_dim: varlen)
     folder = save_encoder(tmp_path / "m", kind, pooling=older("mean"))
     with LLM(folder, **OPTIONS) as llm:
         num_rows.clear()

@@ -167,6 +167,7 @@ def renamed(asked: R) -> R:
 
 
 def _aliases(asked: Json) -> list[Alias]:
+    """Return the rows of `ALIASES` that the request uses, the first one of each name."""
     fields = _types(type(asked))
     found = {  # in turn, so that the first entry of each name stays
         alias.theirs: alias

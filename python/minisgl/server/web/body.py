@@ -162,6 +162,7 @@ def _num_values(text: bytes) -> int:
 
 
 def _without_texts(body: bytes) -> bytes:
+    """Return the body without what stands in its texts."""
     bare = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
     is_text = np.logical_xor.accumulate(bare == ord('"'))
     return bare[~is_text].tobytes()
