@@ -40,7 +40,7 @@ Run = Callable[[], Any]
 
 
 def loads(times: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield the texts of each load, no two of which are equal."""
+    """Yield the texts of each load. At the end of the words they begin again, one word later."""
     words = " ".join(page.read_text("utf-8") for page in sorted(DOCS.glob("*.md"))).split()
     for name, counts in LOADS.items():
         texts, first = [], 0
